@@ -1,0 +1,1 @@
+"""What an agent author imports: environments, their results, and the loop that runs them."""

@@ -1,0 +1,1 @@
+"""The vocabulary: tasks, tickets, segments, episodes, groups, versions. Pure; numpy only."""

@@ -1,0 +1,20 @@
+"""Names of runs, tasks and episodes: short, safe in paths and subjects, derived where possible."""
+
+import hashlib
+import re
+
+from treadle_core.errors import InvalidFieldError
+
+ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+def checked_id(field: str, value: str) -> str:
+    """Returns `value` if it is a legal id; raises InvalidFieldError naming `field` otherwise."""
+    if not ID_PATTERN.fullmatch(value):
+        raise InvalidFieldError(field, limit=ID_PATTERN.pattern, value=repr(value[:160]))
+    return value
+
+
+def episode_id(run_id: str, task_id: str, index: int) -> str:
+    """The id of episode `index` of a task: the same for each of its attempts."""
+    return hashlib.sha256(f"{run_id}/{task_id}/{index}".encode()).hexdigest()[:32]

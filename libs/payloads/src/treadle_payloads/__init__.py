@@ -1,0 +1,1 @@
+"""Episode payloads: the codec, the store port and its content-addressed files."""

@@ -1,0 +1,1 @@
+"""Process scaffolding shared by all services: configuration, plugins, serving, telemetry."""

@@ -1,0 +1,1 @@
+"""Weights in motion: layouts, plans, digests and the transports that carry them."""

@@ -1,0 +1,1 @@
+"""The experience service: the ledger of tasks, episodes, steps and versions."""

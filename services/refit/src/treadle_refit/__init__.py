@@ -1,0 +1,1 @@
+"""The refit service: fleet membership and policy versions."""

@@ -1,0 +1,1 @@
+"""The rollout service: one engine and the agents that use it."""

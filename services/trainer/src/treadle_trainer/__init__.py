@@ -1,0 +1,1 @@
+"""The trainer service: parameters and optimiser."""
