@@ -9,7 +9,7 @@ BUILD := hatchling editables grpcio-tools mypy-protobuf
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup fmt check test demo
+.PHONY: setup protos fmt check test demo
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
@@ -17,6 +17,9 @@ $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/tre
 	pip install -q -c constraints.txt $(BUILD) $(TOOLS)
 	pip install -q -c constraints.txt --no-build-isolation $(addprefix -e ,$(DISTS))
 	touch $@
+
+protos: setup  ## The generated contract, after a change of a .proto file
+	python tools/protos.py
 
 fmt: setup
 	ruff format . && ruff check --fix . && buf format -w

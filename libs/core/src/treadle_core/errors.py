@@ -5,7 +5,6 @@ into `google.rpc.ErrorInfo`; nothing else in the house knows about either.
 """
 
 from enum import StrEnum
-from typing import ClassVar
 
 
 class Kind(StrEnum):
@@ -36,8 +35,8 @@ class TreadleError(Exception):
     `retry_after_s` (seconds) is set where a retry makes sense.
     """
 
-    kind: ClassVar[Kind]
-    reason: ClassVar[str]
+    kind: Kind
+    reason: str
 
     def __init__(
         self,

@@ -1,0 +1,58 @@
+"""Calls to another service: one deadline a try, a budget for retries, typed errors."""
+
+import asyncio
+import random
+import time
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from opentelemetry.instrumentation import grpc as grpc_instrumentation
+
+from treadle_runtime import errors
+
+MESSAGE_LIMIT = 64 * 1024 * 1024
+"""Most bytes of one message; heavier things travel by reference."""
+
+_FIRST_DELAY_S = 0.05
+_LONGEST_DELAY_S = 2.0
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """Opens a channel: `unix:/path` or `host:port` on loopback. Connects on the first call."""
+    return grpc.aio.insecure_channel(
+        address,
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+            ("grpc.max_send_message_length", MESSAGE_LIMIT),
+            ("grpc.enable_retries", 0),
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            # A unix path has no host name to send, and ours may be longer than HTTP/2 likes.
+            ("grpc.default_authority", "localhost"),
+        ],
+        interceptors=cast("Any", grpc_instrumentation).aio_client_interceptors(),
+    )
+
+
+async def call(method: Any, request: Any, *, timeout_s: float, budget_s: float = 0.0) -> Any:
+    """Calls `method` of a stub, with `timeout_s` for each try.
+
+    A peer that is away is tried again with growing, jittered delays until `budget_s` seconds are
+    spent, so a keyed mutation may execute several times.
+
+    Raises:
+        RemoteError: as the peer sent it; reason PEER_AWAY when it was not reached in the budget.
+    """
+    give_up = time.monotonic() + budget_s
+    delay_s = _FIRST_DELAY_S
+    while True:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            remote = errors.from_rpc_error(error, type(request).__name__)
+            if remote.reason != errors.PEER_AWAY or time.monotonic() + delay_s > give_up:
+                raise remote from error
+        await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311, jitter
+        delay_s = min(delay_s * 2, _LONGEST_DELAY_S)

@@ -1,0 +1,185 @@
+"""Runs one service until its work is done or it is told to stop, then drains it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from opentelemetry.instrumentation import grpc as grpc_instrumentation
+
+from treadle_core.errors import InvalidFieldError
+from treadle_runtime import telemetry
+from treadle_runtime.channel import MESSAGE_LIMIT
+from treadle_runtime.config import BAD_CONFIGURATION, ServiceConfig
+from treadle_runtime.files import hold_lock
+from treadle_runtime.interceptors import CallInterceptor
+from treadle_runtime.plugins import PluginError
+
+log = logging.getLogger(__name__)
+
+SUPERVISOR_FD = "TREADLE_SUPERVISOR_FD"
+"""Environment variable: a pipe that the supervisor holds open; its end means that it is gone."""
+
+_LOOPBACK = ("unix:", "127.0.0.1:", "localhost:", "[::1]:")
+_PREDECESSOR_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What makes a service: its address, its servicers and the work that it does unasked."""
+
+    name: str
+    """`experience`, `rollout`, ...; the error domain is `treadle.<name>`."""
+    listen: str
+    register: Callable[[grpc.aio.Server], None]
+    proto_services: tuple[str, ...]
+    """Full names, for health and reflection."""
+    background: tuple[Callable[[], Awaitable[None]], ...] = ()
+    """Supervised: one that raises ends the process; when all have returned the work is done."""
+    drain: Callable[[], Awaitable[None]] | None = None
+    """Finishes or hands back what is running."""
+    grace_s: float = 30.0
+    """Most seconds that `drain` may take."""
+
+
+class ServiceFailedError(RuntimeError):
+    """A background task ended unexpectedly; its cause is the `__cause__`."""
+
+
+async def serve(service: Service) -> None:
+    """Serves until done, stopped or failed. Raises ServiceFailedError in the last case."""
+    stop = asyncio.Event()
+    await _claim_address(service.listen)
+    server, healths = await _start(service)
+    tasks = [asyncio.ensure_future(start()) for start in service.background]
+    with _stop_signals(stop):
+        for name in ("", *service.proto_services):
+            await healths.set(name, health_pb2.HealthCheckResponse.SERVING)
+        log.info("serving on %s", service.listen)
+        try:
+            await _until_done(tasks, stop)
+        finally:
+            await healths.enter_graceful_shutdown()
+            await _drain(service, tasks)
+            await server.stop(grace=1.0)
+
+
+def run(config: ServiceConfig, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Entry of a service's process: logging, telemetry, the loop, and an honest exit status."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s {name} %(levelname)s %(message)s",
+    )
+    provider = telemetry.setup(name, config.run.id, config.run.otlp_endpoint)
+    try:
+        asyncio.run(main())
+    except (PluginError, InvalidFieldError) as error:
+        sys.stderr.write(f"configuration: {error}\n")
+        raise SystemExit(BAD_CONFIGURATION) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception:
+        log.exception("%s failed", name)
+        raise SystemExit(1) from None
+    finally:
+        provider.shutdown()
+    log.info("%s is done", name)
+
+
+async def _claim_address(listen: str) -> None:
+    """Refuses an open address, and waits until a predecessor has left a unix socket."""
+    if not listen.startswith(_LOOPBACK):
+        raise InvalidFieldError("listen", limit="unix:/path or a loopback host:port", value=listen)
+    if listen.startswith("unix:"):
+        await hold_lock(Path(listen.removeprefix("unix:") + ".lock"), wait_s=_PREDECESSOR_S)
+
+
+async def _start(service: Service) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+    instrument = cast("Any", grpc_instrumentation)
+    server = grpc.aio.server(
+        interceptors=[
+            instrument.aio_server_interceptor(),
+            CallInterceptor(f"treadle.{service.name}"),
+        ],
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+            ("grpc.max_send_message_length", MESSAGE_LIMIT),
+            ("grpc.so_reuseport", 0),
+        ],
+        maximum_concurrent_rpcs=4096,
+    )
+    service.register(server)
+    healths = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healths, server)
+    names = (*service.proto_services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    server.add_insecure_port(service.listen)
+    await server.start()
+    return server, healths
+
+
+async def _until_done(tasks: Sequence[asyncio.Future[None]], stop: asyncio.Event) -> None:
+    stopped = asyncio.ensure_future(stop.wait())
+    waiting: set[asyncio.Future[Any]] = {*tasks, stopped}
+    try:
+        while not stop.is_set() and (not tasks or waiting != {stopped}):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopped}:
+                if error := task.exception():
+                    raise ServiceFailedError("a background task failed") from error
+    finally:
+        stopped.cancel()
+
+
+async def _drain(service: Service, tasks: Sequence[asyncio.Future[None]]) -> None:
+    failed = any(task.done() and not task.cancelled() and task.exception() for task in tasks)
+    if service.drain is not None and not failed:
+        try:
+            await asyncio.wait_for(service.drain(), service.grace_s)
+        except TimeoutError:
+            log.warning("drain took longer than %.0f s; stopping as it is", service.grace_s)
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception) and not failed:
+            log.error("a background task failed while draining", exc_info=result)
+
+
+@contextlib.contextmanager
+def _stop_signals(stop: asyncio.Event) -> Generator[None]:
+    """Sets `stop` on SIGTERM, SIGINT and the supervisor's death; a second signal ends at once."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal)
+    descriptor = int(os.environ.get(SUPERVISOR_FD, "-1"))
+    if descriptor >= 0:
+
+        def on_supervisor_gone() -> None:
+            loop.remove_reader(descriptor)
+            log.warning("the supervisor is gone; draining")
+            stop.set()
+
+        loop.add_reader(descriptor, on_supervisor_gone)
+    try:
+        yield
+    finally:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(signum)
+        if descriptor >= 0:
+            loop.remove_reader(descriptor)

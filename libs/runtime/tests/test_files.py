@@ -1,0 +1,36 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from treadle_runtime.files import LockHeldError, hold_lock, write_durably
+from treadle_runtime.tracker import JsonlTracker
+
+
+def test_a_durable_write_replaces_whole_files_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    target = tmp_path / "latest"
+    write_durably(target, b"one")
+    write_durably(target, b"two")
+
+    assert target.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+async def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+    await hold_lock(tmp_path / "lock", wait_s=0)
+
+    with pytest.raises(LockHeldError, match="lock is held"):
+        await hold_lock(tmp_path / "lock", wait_s=0.2)
+
+
+def test_the_tracker_keeps_one_object_a_line(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics" / "trainer.jsonl")
+    tracker.log("step", {"step": 1, "reward": 0.5})
+    tracker.log("step", {"step": 2, "reward": 0.75})
+
+    lines = (tmp_path / "metrics/trainer.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [(row["name"], row["step"], row["reward"]) for row in rows] == [
+        ("step", 1, 0.5),
+        ("step", 2, 0.75),
+    ]
