@@ -1,21 +1,25 @@
 # The same words everywhere: setup fmt check test demo.
 PYTHON ?= python3.11
+PYTHON312 ?= python3.12
 VENV ?= .venv
-DISTS := protos libs/core libs/agents libs/payloads libs/weights libs/runtime libs/cli \
-	services/experience services/rollout services/trainer services/refit
-TOOLS := ruff pyright[nodejs] import-linter buf-bin pytest pytest-asyncio pytest-timeout hypothesis \
-	types-PyYAML types-protobuf types-grpcio types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
+TORCHLESS := protos libs/core libs/agents libs/payloads libs/weights libs/runtime libs/cli \
+	services/experience services/refit
+DISTS := $(TORCHLESS) services/rollout services/trainer
+TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
+	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
+TESTS := pytest pytest-asyncio pytest-timeout hypothesis
 BUILD := hatchling editables grpcio-tools mypy-protobuf
+PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup protos fmt check test demo
+.PHONY: setup protos fmt check test test-py312 demo
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	pip install -q -c constraints.txt $(BUILD) $(TOOLS)
-	pip install -q -c constraints.txt --no-build-isolation $(addprefix -e ,$(DISTS))
+	$(PIP) $(BUILD) $(TOOLS) $(TESTS)
+	$(PIP) --no-build-isolation $(DISTS:%=-e %)
 	touch $@
 
 protos: setup  ## The generated contract, after a change of a .proto file
@@ -24,11 +28,20 @@ protos: setup  ## The generated contract, after a change of a .proto file
 fmt: setup
 	ruff format . && ruff check --fix . && buf format -w
 
-check: setup
+check: setup  ## Static: format, lint, types, contract, layers
 	ruff format --check . && ruff check . && pyright
-	buf lint && buf format -d --exit-code
+	buf lint && buf format -d --exit-code && buf breaking --against protos/released.binpb
 	lint-imports
 
-test: setup
+test: setup  ## Unit tests of every distribution, then what crosses services
 	pytest -q
 
+test-py312:  ## The distributions that need no torch, on Python 3.12
+	test -x .venv312/bin/python || $(PYTHON312) -m venv .venv312
+	PATH="$(CURDIR)/.venv312/bin:$$PATH" && $(PIP) $(BUILD) $(TESTS) \
+		&& $(PIP) --no-build-isolation $(TORCHLESS:%=-e %) \
+		&& python -m pytest -q $(filter-out protos,$(TORCHLESS))
+
+demo: export TREADLE_DEMO_START ?= $(shell date +%s)
+demo: setup  ## The main job: train a tool-using policy on the four services
+	python examples/calculator/demo.py

@@ -44,19 +44,33 @@ def build(group: str, config: PluginConfig, **provided: Any) -> Any:
     Raises:
         PluginError: naming the plugin, the parameter and what is valid.
     """
+    return factory(group, config, **provided)()
+
+
+def factory(group: str, config: PluginConfig, **provided: Any) -> Callable[[], Any]:
+    """Finds a plugin of which many instances are made; each call is a `build`."""
     plugin = load(group, config.name)
+    parameters = {**config.parameters, **provided}
+    if plugin.__init__ is object.__init__:
+        if parameters:
+            raise PluginError(f"plugin {config.name!r} of {group} takes no {sorted(parameters)[0]}")
+        return cast("Callable[[], Any]", plugin)
     constructor = cast("Callable[..., None]", plugin.__init__)
     checked = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(constructor)
-    instance = plugin.__new__(plugin)
-    try:
-        checked(instance, **config.parameters, **provided)
-    except ValidationError as error:
-        details = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
-            for item in error.errors(include_url=False)
-        )
-        raise PluginError(f"plugin {config.name!r} of {group}: {details}") from error
-    return instance
+
+    def make() -> Any:
+        instance = plugin.__new__(plugin)
+        try:
+            checked(instance, **parameters)
+        except ValidationError as error:
+            details = "; ".join(
+                f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}"
+                for item in error.errors(include_url=False)
+            )
+            raise PluginError(f"plugin {config.name!r} of {group}: {details}") from error
+        return instance
+
+    return make
 
 
 def load(group: str, name: str) -> Any:
@@ -87,6 +101,17 @@ def check(group: str, config: PluginConfig) -> list[str]:
         for name in config.parameters
         if name not in valid
     ]
+
+
+def of_group(group: str) -> Callable[[PluginConfig], PluginConfig]:
+    """Validator of a configuration field: the plugin exists and takes the keys it is given."""
+
+    def checked(config: PluginConfig) -> PluginConfig:
+        if found := check(group, config):
+            raise ValueError("; ".join(found))
+        return config
+
+    return checked
 
 
 def _entry_point(group: str, name: str) -> EntryPoint:

@@ -1,0 +1,20 @@
+"""The `treadle` command: finds its subcommands by entry point and hands over."""
+
+import sys
+from importlib.metadata import entry_points
+
+from treadle_runtime.config import BAD_CONFIGURATION, did_you_mean
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs `treadle COMMAND ...`; each command is an entry point of `treadle.commands`."""
+    words = sys.argv[1:] if argv is None else argv
+    commands = {point.name: point for point in entry_points(group="treadle.commands")}
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: treadle {{{','.join(sorted(commands))}}} ...")
+        raise SystemExit(0 if words else BAD_CONFIGURATION)
+    if words[0] not in commands:
+        hint = did_you_mean(words[0], list(commands))
+        sys.stderr.write(f"treadle: no command {words[0]!r}{hint}\n")
+        raise SystemExit(BAD_CONFIGURATION)
+    raise SystemExit(commands[words[0]].load()(words[1:]))
