@@ -1,0 +1,127 @@
+"""Drives `treadle` as a user does, in a directory of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+RECIPE = "recipes/calculator.yaml"
+SMALL = (
+    "experience.steps=6",
+    "experience.tasks_per_step=4",
+    "experience.group_size=4",
+    "experience.evaluation.every=3",
+    "rollout.slots=16",
+    "trainer.checkpoint_every=2",
+)
+"""Makes the demo's recipe a matter of seconds."""
+
+
+class Run:
+    """One run directory, and the `treadle train` that works on it."""
+
+    def __init__(self, directory: Path, *overrides: str) -> None:
+        self.directory = directory
+        self._overrides = overrides
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> "subprocess.Popen[str]":
+        """Starts (or goes on with) the run."""
+        command = [
+            sys.executable,
+            "-m",
+            "treadle_cli.main",
+            "train",
+            RECIPE,
+            f"run.dir={self.directory}",
+            *self._overrides,
+        ]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return self._process
+
+    def finish(self, *, timeout_s: float = 120) -> str:
+        """Waits for the end; returns what was printed. Fails where the status is not 0."""
+        assert self._process is not None
+        out, _ = self._process.communicate(timeout=timeout_s)
+        assert self._process.returncode == 0, out + self.logs()
+        return out
+
+    def rows(self, service: str, name: str) -> list[dict[str, Any]]:
+        """Rows of one kind that a service has written to its metrics."""
+        path = self.directory / "metrics" / f"{service}.jsonl"
+        text = path.read_text() if path.exists() else ""
+        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [row for row in rows if row["name"] == name]
+
+    def wait_until(self, holds: Callable[[], bool], *, timeout_s: float = 60) -> None:
+        """Looks until something holds; fails when the command ends before, or time is up."""
+        assert self._process is not None
+        give_up = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < give_up, "time is up\n" + self.logs()
+            if self._process.poll() is not None:
+                raise AssertionError(f"ended early:\n{self._process.stdout.read()}{self.logs()}")
+            time.sleep(0.02)
+
+    def service_pids(self) -> dict[str, int]:
+        """Live service processes of this run, by name."""
+        found: dict[str, int] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            match = re.search(r"treadle_(\w+)\.main\0--config\0([^\0]+)", words)
+            if match and Path(match[2]).resolve().is_relative_to(self.directory.resolve()):
+                found[match[1]] = int(entry.name)
+        return found
+
+    def kill_all(self) -> None:
+        """SIGKILLs the command and every service, whatever state they are in."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        for pid in self.service_pids().values():
+            os.kill(pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.communicate()
+
+    def wait_until_no_service_is_left(self, *, timeout_s: float = 60) -> None:
+        """Returns once all services have ended by themselves."""
+        give_up = time.monotonic() + timeout_s
+        while left := self.service_pids():
+            assert time.monotonic() < give_up, f"still alive: {left}\n{self.logs()}"
+            time.sleep(0.05)
+
+    def fsck(self) -> dict[str, Any]:
+        """Measures of `treadle fsck`, by name; fails where one does not hold."""
+        done = subprocess.run(
+            [sys.executable, "-m", "treadle_cli.main", "fsck", str(self.directory)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        measures = [json.loads(line) for line in done.stdout.splitlines()]
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert all(measure["holds"] for measure in measures)
+        return {measure["measure"]: measure["value"] for measure in measures}
+
+    def logs(self) -> str:
+        """The end of every service's log."""
+        parts = [
+            f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted((self.directory / "logs").glob("*.log"))
+        ]
+        return "\n".join(parts)

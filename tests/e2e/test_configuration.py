@@ -1,0 +1,65 @@
+"""A wrong recipe is told before anything starts."""
+
+import subprocess
+import sys
+
+import pytest
+from e2e_harness import RECIPE, ROOT
+
+
+def refused(*overrides: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "treadle_cli.main", "train", RECIPE, *overrides],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stderr
+
+
+def test_all_problems_are_told_at_once(tmp_path) -> None:
+    told = refused(
+        f"run.dir={tmp_path}/run",
+        "experience.max_lagg=1",
+        "rollout.engine.max_contxt=8",
+        "trainer.optimizer.learning_rate=fast",
+        "trainr.steps=1",
+        "run.model=no/such/folder",
+    )
+
+    assert "unknown key experience.max_lagg; did you mean experience.max_lag" in told
+    assert "max_contxt" in told
+    assert "did you mean max_context" in told
+    assert "trainer.optimizer.learning_rate" in told
+    assert "unknown key trainr; did you mean trainer" in told
+    assert "run.model: no Hugging Face folder" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        pytest.param("experience.steps=0", "experience.steps", id="no-steps"),
+        pytest.param("experience.deadline_s=null", "experience.deadline_s", id="no-deadline"),
+        pytest.param("experience.max_lag=-1", "experience.max_lag", id="negative-lag"),
+        pytest.param("rollout.slots=0", "rollout.slots", id="no-slots"),
+        pytest.param("rollout.engine.name=transformer", "did you mean transformers", id="engine"),
+        pytest.param("trainer.loss.name=ppo_clop", "did you mean ppo_clip", id="loss"),
+    ],
+)
+def test_a_value_out_of_range_is_named(tmp_path, override: str, told: str) -> None:
+    assert told in refused(f"run.dir={tmp_path}/run", override)
+
+
+def test_a_run_directory_keeps_its_recipe(tmp_path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text('{"id": "run-1", "recipe": {"run": {"seed": 1}}}')
+
+    told = refused(f"run.dir={run}")
+
+    assert "run.seed" in told
+    assert "--allow-change run.seed" in told
