@@ -18,3 +18,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.write(f"treadle: no command {words[0]!r}{hint}\n")
         raise SystemExit(BAD_CONFIGURATION)
     raise SystemExit(commands[words[0]].load()(words[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -53,8 +53,8 @@ async def _train(plan: compose.Plan, recipe: dict[str, Any]) -> int:
         sys.stderr.write(f"{plan.directory}: another `treadle train` runs it\n")
         return 1
     configs = compose.write(plan, recipe)
-    supervisor = Supervisor()
-    supervisor.start([_child(plan, name, configs[name]) for name in compose.SERVICES])
+    supervisor = Supervisor([_child(plan, name, configs[name]) for name in DRAIN_ORDER])
+    supervisor.start()
     print(f"run {plan.run_id} in {plan.directory}", flush=True)
     progress = Progress(plan.directory, plan.services["experience"].get("steps", 0))
     following = asyncio.ensure_future(progress.follow())
@@ -81,8 +81,7 @@ async def _until_end(supervisor: Supervisor) -> int:
         status = 1
     finished.cancel()
     await asyncio.gather(finished, return_exceptions=True)
-    for name in DRAIN_ORDER:
-        await supervisor.stop(name, grace_s=_DRAIN_S)
+    await supervisor.drain(grace_s=_DRAIN_S)
     return status
 
 

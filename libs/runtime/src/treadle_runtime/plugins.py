@@ -1,7 +1,7 @@
 """Finds implementations by name; built-ins and third parties alike.
 
 A name is an entry point of the group, or `package.module:Attribute`, or `path/file.py:Attribute`
-(relative to the working directory).
+(relative to the working directory; such a file may import its neighbours).
 """
 
 import ast
@@ -185,6 +185,8 @@ def _module_of_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise PluginError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
+    if str(resolved.parent) not in sys.path:
+        sys.path.append(str(resolved.parent))  # last: a file's neighbours hide nothing installed
     sys.modules[name] = module  # dataclasses look their own module up while it is executed
     try:
         spec.loader.exec_module(module)

@@ -1,7 +1,8 @@
 """Keeps child processes running until they are done, and ends them in order.
 
-A child is started in a session of its own, so that a terminal's Ctrl-C reaches only the supervisor,
-and holds the reading end of a pipe whose end tells it that the supervisor is gone.
+A child is started in a session of its own, so that a terminal's Ctrl-C reaches only the supervisor.
+It watches the reading end of a pipe whose writing end the supervisor and every child that drains
+before it hold: when all of these are gone, however they went, it is its turn to drain.
 """
 
 import asyncio
@@ -47,6 +48,10 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     deaths: int = 0
     stopping: bool = False
+    watches: int = -1
+    """Pipe whose end tells the child that it is its turn to drain."""
+    holds: tuple[int, ...] = ()
+    """Pipes of the children that drain after it."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it ended with status 0, or was told to stop and did."""
 
@@ -54,17 +59,19 @@ class Child:
 class Supervisor:
     """Starts children, restarts those that die, and reports the cause of each death."""
 
-    def __init__(self) -> None:
-        self._children: dict[str, Child] = {}
-        self._alive_read, self._alive_write = os.pipe()
+    def __init__(self, specs: Sequence[ChildSpec]) -> None:
+        """Takes the children in the order in which they drain."""
+        self._children = {spec.name: Child(spec) for spec in specs}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        pipes = [os.pipe() for _ in specs]
+        for place, child in enumerate(self._children.values()):
+            child.watches = pipes[place][0]
+            child.holds = tuple(write for _, write in pipes[place + 1 :])
 
-    def start(self, specs: Sequence[ChildSpec]) -> None:
-        """Starts and from now on supervises one child for each spec."""
-        for spec in specs:
-            child = Child(spec)
-            self._children[spec.name] = child
-            self._tasks[spec.name] = asyncio.ensure_future(self._keep(child))
+    def start(self) -> None:
+        """Starts and from now on supervises every child."""
+        for name, child in self._children.items():
+            self._tasks[name] = asyncio.ensure_future(self._keep(child))
 
     async def until_done(self, names: Sequence[str]) -> None:
         """Returns when all the named children are done.
@@ -87,11 +94,13 @@ class Supervisor:
         for name in names:
             await self._children[name].done.wait()
 
-    async def stop(self, name: str, *, grace_s: float) -> None:
-        """Tells one child to drain, and kills it where it has not within `grace_s` seconds."""
-        child = self._children.get(name)
-        if child is None:
-            return
+    async def drain(self, *, grace_s: float) -> None:
+        """Ends the children one after another, in their order; each has `grace_s` seconds."""
+        for name in self._children:
+            await self._stop(name, grace_s)
+
+    async def _stop(self, name: str, grace_s: float) -> None:
+        child = self._children[name]
         child.stopping = True
         _signal(child, signal.SIGTERM)
         task = self._tasks[name]
@@ -126,7 +135,7 @@ class Supervisor:
     async def _live(self, child: Child) -> int:
         """Runs one life of a child; returns its exit status, negative for a signal."""
         spec = child.spec
-        env = {"OMP_NUM_THREADS": "1", **os.environ, SUPERVISOR_FD: str(self._alive_read)}
+        env = {"OMP_NUM_THREADS": "1", **os.environ, SUPERVISOR_FD: str(child.watches)}
         with spec.log_path.open("ab") as output:
             child.process = await asyncio.create_subprocess_exec(
                 *spec.command,
@@ -134,7 +143,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 env=env,
-                pass_fds=(self._alive_read,),
+                pass_fds=(child.watches, *child.holds),
                 start_new_session=True,
             )
         if child.stopping:  # told to stop while it was being started
