@@ -99,13 +99,13 @@ with open(sys.argv[1], "a") as order: order.write(sys.argv[3])
 """
 
 SUPERVISE = """
-import asyncio, pathlib, sys, os, signal
+import asyncio, os, pathlib, signal, sys
 from treadle_runtime.supervisor import ChildSpec, Supervisor
 
 async def main():
     here = pathlib.Path(sys.argv[1])
     specs = [
-        ChildSpec(name, (sys.executable, "-c", sys.argv[2], here / "order", wait, name), here / name)
+        ChildSpec(name, (sys.executable, "-c", sys.argv[2], here / "o", wait, name), here / name)
         for name, wait in (("a", "0.4"), ("b", "0.2"), ("c", "0"))
     ]
     Supervisor(specs).start()
@@ -118,7 +118,7 @@ asyncio.run(main())
 
 def test_children_drain_in_their_order_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", SUPERVISE, str(tmp_path), WATCH], timeout=20, check=False)
-    order = tmp_path / "order"
+    order = tmp_path / "o"
     give_up = time.monotonic() + 20
     while (order.read_text() if order.exists() else "") != "abc":
         assert time.monotonic() < give_up

@@ -1,1 +1,5 @@
-"""What an agent author imports: environments, their results, and the loop that runs them."""
+"""What an agent author imports: `Env`, its `Turn` and `Result`, and `PolicyError`."""
+
+from treadle_agents.env import Env, PolicyError, Result, Turn
+
+__all__ = ["Env", "PolicyError", "Result", "Turn"]

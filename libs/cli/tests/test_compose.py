@@ -1,0 +1,119 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from treadle_cli import compose
+from treadle_cli.compose import RecipeError
+from treadle_runtime.config import parse_overrides
+
+SOURCE = "class Tasks:\n    def __init__(self, split: str) -> None: ...\n"
+AGENT = "class Agent:\n    def __init__(self, calls: int = 6) -> None: ...\n"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, Any]:
+    """The least that a recipe must say."""
+    (tmp_path / "tasks.py").write_text(SOURCE)
+    (tmp_path / "agent.py").write_text(AGENT)
+    model = tmp_path / "policy"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    return {
+        "run": {"dir": str(tmp_path / "run"), "model": str(model)},
+        "experience": {
+            "steps": 2,
+            "tasks_per_step": 2,
+            "group_size": 2,
+            "max_lag": 1,
+            "deadline_s": 60,
+            "source": {"name": f"{tmp_path}/tasks.py:Tasks", "split": "train"},
+        },
+        "rollout": {
+            "engine": {"name": "scripted"},
+            "agent": {"name": f"{tmp_path}/agent.py:Agent"},
+            "slots": 4,
+            "max_turns": 2,
+        },
+        "trainer": {"optimizer": {"learning_rate": 1.0e-4}},
+        "refit": {},
+    }
+
+
+def problems(recipe: dict[str, Any], **how: Any) -> str:
+    with pytest.raises(RecipeError) as refused:
+        compose.compose(recipe, **how)
+    return str(refused.value)
+
+
+def test_each_service_gets_its_part_the_run_and_its_peers(recipe: dict[str, Any]) -> None:
+    plan = compose.compose(recipe)
+
+    assert list(plan.services) == list(compose.SERVICES)
+    trainer, experience = plan.services["trainer"], plan.services["experience"]
+    assert trainer["experience_address"] == experience["listen"]
+    assert trainer["refit_address"] == plan.services["refit"]["listen"]
+    assert trainer["run"]["id"] == experience["run"]["id"] == plan.run_id
+    assert "trainer_address" not in experience
+
+
+def test_a_run_directory_keeps_its_id(recipe: dict[str, Any]) -> None:
+    plan = compose.compose(recipe)
+    paths = compose.write(plan, recipe)
+
+    again = compose.compose(recipe)
+
+    assert again.run_id == plan.run_id
+    assert yaml.safe_load(paths["refit"].read_text()) == plan.services["refit"]
+
+
+def test_a_run_directory_keeps_its_recipe_but_for_what_is_allowed(recipe: dict[str, Any]) -> None:
+    compose.write(compose.compose(recipe), recipe)
+    recipe["experience"]["steps"] = 3
+
+    assert "experience.steps" in problems(recipe)
+    compose.compose(recipe, allowed_changes=("experience.steps",))
+
+
+def test_every_problem_of_every_service_is_told_at_once(recipe: dict[str, Any]) -> None:
+    recipe["experiense"] = {}
+    recipe["run"]["model"] = "no/such/folder"
+    recipe["experience"]["max_lagg"] = 1
+    recipe["experience"]["source"]["splitt"] = "x"
+    recipe["rollout"]["engine"]["name"] = "scriptd"
+    recipe["rollout"]["agent"]["name"] = "no/agent.py:Agent"
+    recipe["trainer"] = None
+
+    told = problems(recipe)
+
+    assert "unknown key experiense; did you mean experience" in told
+    assert "run.model: no Hugging Face folder at no/such/folder" in told
+    assert "unknown key experience.max_lagg; did you mean experience.max_lag" in told
+    assert "unknown key splitt" in told
+    assert "did you mean scripted" in told
+    assert "no/agent.py: no such file" in told
+    assert "trainer: expected a mapping, got NoneType" in told
+
+
+def test_overrides_reach_into_the_recipe() -> None:
+    assert parse_overrides(["a.b=1", "a.c=[2, x]"]) == {"a": {"b": 1, "c": [2, "x"]}}
+
+
+def test_a_deep_run_directory_gets_short_socket_paths(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe["run"]["dir"] = str(tmp_path / ("deep" * 30))
+
+    plan = compose.compose(recipe)
+
+    for values in plan.services.values():
+        assert len(values["listen"].removeprefix("unix:")) < 108 - len(".lock")
+
+
+def test_the_record_of_a_run_is_plain_json(recipe: dict[str, Any], tmp_path: Path) -> None:
+    compose.write(compose.compose(recipe), recipe)
+
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"] == recipe

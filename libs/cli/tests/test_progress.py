@@ -1,0 +1,63 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from treadle_cli.progress import MetricsTail, Progress
+
+STEP = {
+    "time": 100.0,
+    "name": "step",
+    "step": 3,
+    "reward": 0.25,
+    "lag_mean": 1.5,
+    "lag_max": 2,
+    "tokens_per_s": 5000.0,
+    "wait_s": 0.5,
+    "train_s": 1.0,
+}
+
+
+def append(path: Path, *rows: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_a_row_that_is_still_being_written_waits(tmp_path: Path) -> None:
+    path = tmp_path / "m" / "x.jsonl"
+    tail = MetricsTail(path, from_end=False)
+    assert tail.rows() == []
+    append(path, {"a": 1})
+    with path.open("a") as file:
+        file.write('{"a": ')
+
+    assert tail.rows() == [{"a": 1}]
+    with path.open("a") as file:
+        file.write("2}\n")
+    assert tail.rows() == [{"a": 2}]
+
+
+def test_a_step_and_a_score_are_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress(tmp_path, steps=9)
+    append(tmp_path / "metrics" / "trainer.jsonl", STEP, STEP | {"time": 102.0, "step": 4})
+    score = {"evaluation": "greedy", "step": 3, "score": 0.5, "num_scored": 7, "num_failed": 1}
+    append(tmp_path / "metrics" / "experience.jsonl", {"time": 1, "name": "evaluation", **score})
+
+    progress.report()
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "held-out greedy 0.500 at step 3 (7 scored, 1 failed)" in lines
+    assert any("step    4/9" in line and "trainer 25%" in line for line in lines)
+
+
+def test_what_an_earlier_life_of_the_run_wrote_is_not_told_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(tmp_path / "metrics" / "trainer.jsonl", STEP)
+
+    Progress(tmp_path, steps=9).report()
+
+    assert capsys.readouterr().out == ""

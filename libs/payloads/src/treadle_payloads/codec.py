@@ -1,0 +1,179 @@
+"""Segments to bytes and back: the serialised `treadle.episode.v1.EpisodePayload`.
+
+Whatever the bytes hold, decoding either returns segments or raises InvalidFieldError naming the
+field, its limit and the value; sizes are compared as Python integers before anything is allocated.
+
+Shapes: T = tokens of one segment.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from treadle.episode.v1 import episode_pb2 as pb
+from treadle_core.episodes import Segment
+from treadle_core.errors import InvalidFieldError
+
+_WIRE_DTYPES: dict[str, np.dtype[Any]] = {
+    "bool": np.dtype(np.bool_),
+    "int16": np.dtype("<i2"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "float32": np.dtype("<f4"),
+}
+_ARRAYS: dict[str, str] = {
+    "token_ids": "int32",
+    "sampled": "bool",
+    "trained": "bool",
+    "logprobs": "float32",
+}
+_MAX_QUOTED = 64
+
+
+def encode_payload(segments: Sequence[Segment]) -> bytes:
+    """The bytes of an episode's segments; equal segments give equal bytes.
+
+    Raises InvalidFieldError when there is no segment.
+    """
+    if not segments:
+        raise InvalidFieldError("segments", limit="at least one", value=0)
+    message = pb.EpisodePayload(segments=map(_segment_to_wire, segments))
+    return message.SerializeToString(deterministic=True)
+
+
+def decode_payload(data: bytes) -> tuple[Segment, ...]:
+    """The segments of `data`; their arrays are read-only and little-endian.
+
+    Raises InvalidFieldError, naming for example `segments[0].logprobs`.
+    """
+    try:
+        message = pb.EpisodePayload.FromString(data)
+    except DecodeError as error:
+        raise InvalidFieldError(
+            "payload",
+            limit="a serialised treadle.episode.v1.EpisodePayload",
+            value=f"an unsupported encoding of {len(data)} bytes",
+        ) from error
+    if not message.segments:
+        raise InvalidFieldError("segments", limit="at least one", value=0)
+    return tuple(
+        _segment_from_wire(segment, f"segments[{index}]")
+        for index, segment in enumerate(message.segments)
+    )
+
+
+def _segment_to_wire(segment: Segment) -> pb.Segment:
+    arrays = {
+        name: _array_to_wire(getattr(segment, name), dtype) for name, dtype in _ARRAYS.items()
+    }
+    return pb.Segment(
+        token_ids=arrays["token_ids"],
+        sampled=arrays["sampled"],
+        trained=arrays["trained"],
+        logprobs=arrays["logprobs"],
+        policy_version=_spans_of(segment.policy_version),
+        context_version=_spans_of(segment.context_version),
+        temperature=segment.temperature,
+    )
+
+
+def _segment_from_wire(message: pb.Segment, field: str) -> Segment:
+    token_ids = _array_from_wire(message.token_ids, "int32", f"{field}.token_ids")
+    if token_ids.ndim != 1 or token_ids.size == 0:
+        raise InvalidFieldError(
+            f"{field}.token_ids", limit="shape [T], T >= 1", value=_quoted(list(token_ids.shape))
+        )
+    arrays = {
+        name: _array_from_wire(getattr(message, name), dtype, f"{field}.{name}")
+        for name, dtype in _ARRAYS.items()
+        if name != "token_ids"
+    }
+    versions = {
+        name: _versions_of(getattr(message, name), token_ids.size, f"{field}.{name}")
+        for name in ("policy_version", "context_version")
+    }
+    try:
+        return Segment(
+            token_ids=token_ids,
+            sampled=arrays["sampled"],
+            trained=arrays["trained"],
+            logprobs=arrays["logprobs"],
+            policy_version=versions["policy_version"],
+            context_version=versions["context_version"],
+            temperature=message.temperature,
+        )
+    except InvalidFieldError as error:
+        raise InvalidFieldError(
+            f"{field}.{error.field}", limit=error.limit, value=error.value
+        ) from error
+
+
+def _array_to_wire(array: NDArray[Any], dtype: str) -> pb.Array:
+    return pb.Array(
+        dtype=dtype,
+        shape=array.shape,
+        data=array.astype(_WIRE_DTYPES[dtype], copy=False).tobytes(),
+    )
+
+
+def _array_from_wire(message: pb.Array, dtype: str, field: str) -> NDArray[Any]:
+    """A read-only view of the message's bytes; nothing is allocated for what they do not hold."""
+    if message.dtype not in _WIRE_DTYPES:
+        raise InvalidFieldError(
+            f"{field}.dtype",
+            limit=f"one of {', '.join(_WIRE_DTYPES)}",
+            value=f"an unsupported encoding {_quoted(message.dtype)}",
+        )
+    if message.dtype != dtype:
+        raise InvalidFieldError(field, limit=dtype, value=message.dtype)
+    shape = [int(length) for length in message.shape]
+    if any(length < 0 for length in shape):
+        raise InvalidFieldError(f"{field}.shape", limit="lengths >= 0", value=_quoted(shape))
+    data = message.data  # one read: each read of a bytes field is a copy
+    size = math.prod(shape) * _WIRE_DTYPES[dtype].itemsize
+    if size != len(data):
+        raise InvalidFieldError(
+            field, limit=f"{size} bytes as shape {_quoted(shape)} of {dtype}", value=len(data)
+        )
+    if dtype == "bool":
+        raw = np.frombuffer(data, np.uint8)
+        if raw.size and raw.max() > 1:
+            raise InvalidFieldError(field, limit="bytes 0 or 1", value=int(raw.max()))
+    if len(shape) > 1:  # no field of ours has more axes, and numpy has a limit of its own
+        raise InvalidFieldError(field, limit="shape [T]", value=_quoted(shape))
+    flat = np.frombuffer(data, _WIRE_DTYPES[dtype])
+    return flat.astype(flat.dtype.newbyteorder("="), copy=False).reshape(shape)
+
+
+def _spans_of(versions: NDArray[np.int32]) -> list[pb.VersionSpan]:
+    """Run-length coding of an int32 [T], T >= 1."""
+    starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
+    lengths = np.diff(starts, append=versions.size)
+    return [
+        pb.VersionSpan(version=int(versions[start]), length=int(length))
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
+def _versions_of(spans: Sequence[pb.VersionSpan], num_tokens: int, field: str) -> NDArray[np.int32]:
+    """The int32 [T] that spans stand for; expanded only once their lengths sum to `num_tokens`."""
+    lengths = [span.length for span in spans]
+    if any(length < 1 for length in lengths):
+        raise InvalidFieldError(field, limit="span lengths >= 1", value=min(lengths))
+    if sum(lengths) != num_tokens:
+        raise InvalidFieldError(
+            field, limit=f"{num_tokens} tokens as token_ids", value=f"{sum(lengths)} in spans"
+        )
+    versions = np.repeat(np.array([span.version for span in spans], np.int32), lengths)
+    versions.flags.writeable = False
+    return versions
+
+
+def _quoted(value: object) -> str:
+    """`value` as text, short enough for an error."""
+    text = repr(value)
+    return text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "…"

@@ -1,0 +1,118 @@
+"""The WeightTransport port: how a version's bytes come from the trainer to the engines."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle_core.errors import Kind, TreadleError
+from treadle_weights.layouts import Layout
+from treadle_weights.plan import Copy
+
+
+class ArenaFullError(TreadleError):
+    """There is no room for a version's bytes."""
+
+    kind = Kind.EXHAUSTED
+    reason = "ARENA_FULL"
+
+
+class ArenaHeldError(TreadleError):
+    """Another live sender holds an arena of this name."""
+
+    kind = Kind.CONFLICT
+    reason = "ARENA_HELD"
+
+
+class ArenaMissingError(TreadleError):
+    """The arena does not exist, or no longer: its sender died or went on to a newer version."""
+
+    kind = Kind.NOT_FOUND
+    reason = "ARENA_MISSING"
+
+
+class ArenaCorruptError(TreadleError):
+    """The bytes that arrived are not those that were sent; `field` is the tensor."""
+
+    kind = Kind.CORRUPT
+    reason = "ARENA_CORRUPT"
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Where the bytes of one version lie."""
+
+    path: str
+    size: int
+    """In bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """What an engine needs to load one version."""
+
+    version: int
+    arena: Arena
+    source: Layout
+    """The sender's layout in the arena."""
+    copies: tuple[Copy, ...]
+    """The plan from `source` to the engine's layout."""
+    digests: Mapping[str, int]
+    """Expected digest of each tensor of the engine, by name."""
+
+
+class WeightSender(Protocol):
+    """The trainer's end. Methods block; call them off an event loop."""
+
+    def send(
+        self, arena: Arena, layout: Layout, tensors: Iterable[tuple[str, NDArray[Any]]]
+    ) -> dict[str, int]:
+        """Fills the arena and returns the digest of each tensor, by name.
+
+        `tensors` holds every tensor of `layout` once, whole, with its shape and item size; bits
+        are taken as they are. Repeating it overwrites. Raises ArenaFullError, ArenaHeldError,
+        InvalidFieldError naming a tensor.
+        """
+        ...
+
+    def keep(self, arena: Arena) -> None:
+        """The version in `arena` is committed: releases every other arena. Idempotent."""
+        ...
+
+    def discard(self, arena: Arena) -> None:
+        """The version in `arena` is aborted: releases it. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Releases every arena."""
+        ...
+
+
+class WeightReceiver(Protocol):
+    """An engine's end. Methods block; call them off an event loop."""
+
+    def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
+        """Copies a version into `buffer`, laid out as `target`, and verifies every tensor.
+
+        Raises ArenaMissingError, ArenaCorruptError naming a tensor, InvalidFieldError; `buffer`
+        then holds anything.
+        """
+        ...
+
+
+class WeightTransport(Protocol):
+    """One way to carry weights; the same on both ends and in refit, which names the arenas."""
+
+    def arena(self, run_id: str, version: int, size: int) -> Arena:
+        """Where a version's `size` bytes shall lie; the same answer for the same arguments."""
+        ...
+
+    def sender(self, run_id: str) -> WeightSender:
+        """The end of the run's one trainer; releases what dead senders of the run left."""
+        ...
+
+    def receiver(self) -> WeightReceiver:
+        """The end of one engine."""
+        ...
