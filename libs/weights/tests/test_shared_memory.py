@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle_core.errors import InvalidFieldError
@@ -109,6 +109,7 @@ def test_a_receiver_that_mapped_an_arena_reads_on_after_its_release(tmp_path: Pa
         receiver.receive(order_of(arena, {}), TARGET, np.zeros(112, np.uint8))
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_a_flipped_bit_names_its_tensor(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

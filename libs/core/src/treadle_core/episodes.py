@@ -59,9 +59,10 @@ class Segment:
             raise InvalidFieldError("token_ids", limit=">= 0", value=self.token_ids.min())
         if np.any(self.trained & ~self.sampled):
             raise InvalidFieldError("trained", limit="a subset of sampled", value="more")
-        if not np.all(np.isfinite(self.logprobs)) or np.any(self.logprobs > MAX_LOGPROB):
-            worst = self.logprobs[~(self.logprobs <= 0)]
-            raise InvalidFieldError("logprobs", limit="finite and <= 0", value=worst[:1])
+        bad = ~np.isfinite(self.logprobs) | (self.logprobs > MAX_LOGPROB)
+        if np.any(bad):
+            worst = self.logprobs[bad][0]
+            raise InvalidFieldError("logprobs", limit="finite and <= 0", value=worst)
         if np.any(self.logprobs[~self.sampled] != 0):
             raise InvalidFieldError("logprobs", limit="0 where not sampled", value="other")
         for name in ("policy_version", "context_version"):

@@ -1,0 +1,26 @@
+"""Configuration of the refit service."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from treadle_runtime.config import ServiceConfig
+from treadle_runtime.plugins import PluginConfig, of_group
+
+TransportConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.weight_transports"))]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RefitConfig(ServiceConfig):
+    """The section `refit` of a recipe, where the service listens, and its peer."""
+
+    experience_address: str
+    """Address of the experience service."""
+    verify_timeout_s: Seconds = 20.0
+    """After so long a version is committed without the engines that have not verified it."""
+    dead_after_s: Seconds = 15.0
+    """An engine that was silent for so long is dead."""
+    send_timeout_s: Seconds = 60.0
+    """A version whose trainer was silent for so long is aborted."""
+    transport: TransportConfig = PluginConfig(name="shared_memory")
+    """Plugin of `treadle.weight_transports`; the same in trainer and rollout."""

@@ -1,0 +1,46 @@
+"""Starts the refit service: `python -m treadle_refit.main --config FILE`."""
+
+import time
+from functools import partial
+
+from treadle_refit.adapters.experience import ExperienceLedger
+from treadle_refit.config import RefitConfig
+from treadle_refit.reconciler import Limits, Reconciler
+from treadle_refit.servicer import SERVICE_NAME, RefitServicer
+from treadle_runtime import config, server
+from treadle_runtime.channel import connect
+from treadle_runtime.plugins import build
+from treadle_runtime.tracker import JsonlTracker
+
+
+async def main(settings: RefitConfig) -> None:
+    """Serves the run until the process is told to stop."""
+    limits = Limits(
+        verify_timeout_s=settings.verify_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+        dead_after_s=settings.dead_after_s,
+    )
+    async with connect(settings.experience_address) as channel:
+        reconciler = Reconciler(
+            settings.run.id,
+            limits,
+            ledger=ExperienceLedger(settings.run.id, channel),
+            transport=build("treadle.weight_transports", settings.transport),
+            tracker=JsonlTracker(settings.run.dir / "metrics" / "refit.jsonl"),
+            clock=time.monotonic,
+        )
+        await server.serve(
+            server.Service(
+                name="refit",
+                listen=settings.listen,
+                register=RefitServicer(settings.run.id, reconciler).register,
+                proto_services=(SERVICE_NAME,),
+                background=(reconciler.watch,),
+                drain=reconciler.close,
+            )
+        )
+
+
+if __name__ == "__main__":
+    settings = config.load(RefitConfig)
+    server.run(settings, "refit", partial(main, settings))
