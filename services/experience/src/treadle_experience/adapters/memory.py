@@ -1,0 +1,57 @@
+"""Ledger `memory`: keeps the promises of the port until the process ends."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from treadle_experience.core.errors import WriterFencedError, WrongRunError
+from treadle_experience.core.transitions import EpisodeDone, PayloadsReleased, Transition
+
+
+@dataclass(slots=True)
+class MemoryLedger:
+    """Ledger plugin `memory`. Nothing survives the process: for trials and tests."""
+
+    _run_id: str = field(default="", init=False)
+    _writer_epoch: int = field(default=0, init=False)
+    _journal: list[Transition] = field(default_factory=list[Transition], init=False)
+    _inline: dict[str, bytes] = field(default_factory=dict[str, bytes], init=False)
+
+    def acquire(self, run_id: str) -> int:
+        if self._run_id not in ("", run_id):
+            raise WrongRunError(
+                f"the ledger belongs to run {self._run_id}",
+                field="run.id",
+                limit=self._run_id,
+                value=run_id,
+            )
+        self._run_id = run_id
+        self._writer_epoch += 1
+        return self._writer_epoch
+
+    def load(self) -> Iterable[Transition]:
+        for transition in list(self._journal):
+            if isinstance(transition, EpisodeDone):
+                yield replace(transition, inline=self._inline.get(transition.episode_id))
+            else:
+                yield transition
+
+    def append(self, transitions: Sequence[Transition], writer_epoch: int) -> None:
+        if writer_epoch != self._writer_epoch:
+            raise WriterFencedError(
+                f"writer epoch {writer_epoch} is fenced by epoch {self._writer_epoch}",
+                field="writer_epoch",
+                limit=self._writer_epoch,
+                value=writer_epoch,
+            )
+        for transition in transitions:
+            if isinstance(transition, EpisodeDone) and transition.inline is not None:
+                self._inline[transition.episode_id] = transition.inline
+                self._journal.append(replace(transition, inline=None))
+                continue
+            if isinstance(transition, PayloadsReleased):
+                for episode_id in transition.episode_ids:
+                    self._inline.pop(episode_id, None)
+            self._journal.append(transition)
+
+    def close(self) -> None:
+        """Keeps everything, so that a successor in the same process finds it."""

@@ -1,0 +1,197 @@
+"""Ledger `sqlite`: one file, WAL, an fsync for each append."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treadle_experience.core.errors import LedgerFormatError, WriterFencedError, WrongRunError
+from treadle_experience.core.transitions import (
+    EpisodeDone,
+    PayloadsReleased,
+    Transition,
+    from_body,
+    kind_of,
+    to_body,
+)
+
+FILE_NAME = "ledger.sqlite"
+"""Where it lies in a run's directory, unless the recipe says otherwise."""
+
+FORMAT = 1
+"""Written into the file; raised when a reader of the old format could not follow."""
+
+_SCHEMA = """
+CREATE TABLE run (
+    run_id TEXT NOT NULL, writer_epoch INTEGER NOT NULL, position INTEGER NOT NULL
+);
+CREATE TABLE journal (
+    position INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL
+);
+CREATE TABLE inline_payload (episode_id TEXT PRIMARY KEY, payload BLOB NOT NULL);
+"""
+_BUSY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of a journal, as it is stored."""
+
+    position: int
+    kind: str
+    body: dict[str, Any]
+    inline: bytes | None
+    """Payload bytes of an `episode_done`, while the ledger holds them."""
+
+    def transition(self) -> Transition:
+        """What the row says; raises LedgerFormatError when it says nothing."""
+        return from_body(self.kind, self.body, self.inline)
+
+
+class SqliteLedger:
+    """Ledger plugin `sqlite`. Durability is `host`: fsynced on one node."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Opens `path`; the file is created by the first `acquire`."""
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # The writer's thread is not the one that opens; the port promises one at a time.
+        self._db = sqlite3.connect(
+            self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        self._position = 0
+
+    def acquire(self, run_id: str) -> int:
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.DatabaseError as error:
+            raise LedgerFormatError(
+                f"{self._path}: {error}", field="ledger", value=error
+            ) from error
+        with self._db:
+            if _format_of(self._db, self._path) == 0:
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute("INSERT INTO run VALUES (?, 0, 0)", (run_id,))
+                self._db.execute(f"PRAGMA user_version = {FORMAT}")
+            (bound,) = self._db.execute("SELECT run_id FROM run").fetchone()
+            if bound != run_id:
+                raise WrongRunError(
+                    f"{self._path} belongs to run {bound}",
+                    field="run.id",
+                    limit=bound,
+                    value=run_id,
+                )
+            self._db.execute("UPDATE run SET writer_epoch = writer_epoch + 1")
+            epoch, self._position = self._db.execute(
+                "SELECT writer_epoch, position FROM run"
+            ).fetchone()
+        return epoch
+
+    def load(self) -> Iterable[Transition]:
+        return (entry.transition() for entry in _entries(self._db))
+
+    def append(self, transitions: Sequence[Transition], writer_epoch: int) -> None:
+        rows = [
+            (self._position + place, kind_of(transition), _dumps(to_body(transition)))
+            for place, transition in enumerate(transitions, start=1)
+        ]
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            self._advance(self._position + len(rows), writer_epoch)
+            self._db.executemany("INSERT INTO journal VALUES (?, ?, ?)", rows)
+            for transition in transitions:
+                self._store_payloads(transition)
+        self._position += len(rows)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _advance(self, position: int, writer_epoch: int) -> None:
+        moved = self._db.execute(
+            "UPDATE run SET position = ? WHERE writer_epoch = ?", (position, writer_epoch)
+        )
+        if moved.rowcount == 0:
+            (epoch,) = self._db.execute("SELECT writer_epoch FROM run").fetchone()
+            raise WriterFencedError(
+                f"writer epoch {writer_epoch} is fenced by epoch {epoch}",
+                field="writer_epoch",
+                limit=epoch,
+                value=writer_epoch,
+            )
+
+    def _store_payloads(self, transition: Transition) -> None:
+        if isinstance(transition, EpisodeDone) and transition.inline is not None:
+            self._db.execute(
+                "INSERT INTO inline_payload VALUES (?, ?)",
+                (transition.episode_id, transition.inline),
+            )
+        elif isinstance(transition, PayloadsReleased):
+            self._db.executemany(
+                "DELETE FROM inline_payload WHERE episode_id = ?",
+                [(episode_id,) for episode_id in transition.episode_ids],
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A ledger at one moment."""
+
+    position: int
+    """Last position that was appended; the journal ends there unless it is damaged."""
+    entries: list[Entry]
+
+
+def read_journal(path: Path) -> Snapshot:
+    """One consistent snapshot of a ledger, read-only, while it is written or after.
+
+    Raises LedgerFormatError where there is no ledger of this format.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            db.execute("BEGIN")
+            if _format_of(db, path) == 0:
+                raise LedgerFormatError(f"{path}: no ledger", field="ledger", value=path)
+            (position,) = db.execute("SELECT position FROM run").fetchone()
+            return Snapshot(position, list(_entries(db)))
+    except sqlite3.Error as error:
+        raise LedgerFormatError(f"{path}: {error}", field="ledger", value=error) from error
+
+
+def _format_of(db: sqlite3.Connection, path: Path) -> int:
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    if found not in (0, FORMAT):
+        raise LedgerFormatError(
+            f"{path} has format {found}", field="ledger", limit=FORMAT, value=found
+        )
+    return found
+
+
+def _entries(db: sqlite3.Connection) -> Iterator[Entry]:
+    for position, kind, text in db.execute(
+        "SELECT position, kind, body FROM journal ORDER BY position"
+    ):
+        try:
+            body = json.loads(text)
+            inline = _inline(db, body["episode_id"]) if kind == "episode_done" else None
+        except (ValueError, TypeError, KeyError) as error:
+            raise LedgerFormatError(
+                f"journal position {position}: {error!r}", field=kind, value=position
+            ) from error
+        yield Entry(position, kind, body, inline)
+
+
+def _inline(db: sqlite3.Connection, episode_id: str) -> bytes | None:
+    row = db.execute(
+        "SELECT payload FROM inline_payload WHERE episode_id = ?", (episode_id,)
+    ).fetchone()
+    return row[0] if row else None
+
+
+def _dumps(body: dict[str, Any]) -> str:
+    return json.dumps(body, separators=(",", ":"), allow_nan=False)

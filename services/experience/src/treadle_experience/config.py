@@ -1,0 +1,121 @@
+"""Configuration of the experience service."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from treadle_core.ids import ID_PATTERN
+from treadle_core.tickets import Sampling
+from treadle_experience.core import rules
+from treadle_runtime.config import Config, ServiceConfig
+from treadle_runtime.plugins import PluginConfig, of_group
+
+TaskSourceConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.task_sources"))]
+LedgerConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.ledgers"))]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class SamplingConfig(Config):
+    """How the policy samples. Nothing is taken from a checkpoint's generation config."""
+
+    temperature: Finite = Field(default=1.0, ge=0)
+    """Divides the logits; 0 is greedy."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Most tokens that one turn may sample."""
+
+    def build(self) -> Sampling:
+        """The same as a value of the vocabulary."""
+        return Sampling(self.temperature, self.max_tokens)
+
+
+class EvaluationSetConfig(Config):
+    """Held-out tasks that are scored together."""
+
+    name: str = Field(pattern=rf"^{ID_PATTERN.pattern}$", max_length=64)
+    """Names the score."""
+    source: TaskSourceConfig
+    """Plugin of `treadle.task_sources`."""
+    limit: int = Field(ge=1)
+    """Most tasks to take, from the source's first."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How these episodes sample."""
+
+
+class EvaluationConfig(Config):
+    """When and how the policy is scored. The start and the last step always are."""
+
+    every: int = Field(ge=1)
+    """Steps between evaluations."""
+    share: float = Field(default=0.25, gt=0, le=1)
+    """Part of a replica's slots that evaluation may take while training goes on."""
+    sets: list[EvaluationSetConfig] = Field(min_length=1)
+    """What is scored."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [chosen.name for chosen in self.sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"sets: expected distinct names, got {names}")
+        return self
+
+    def build(self) -> rules.EvaluationRules:
+        """The same as a value of the core."""
+        sets = tuple(
+            rules.EvaluationSet(chosen.name, chosen.limit, chosen.sampling.build())
+            for chosen in self.sets
+        )
+        return rules.EvaluationRules(self.every, self.share, sets)
+
+
+class ExperienceConfig(ServiceConfig):
+    """The section `experience` of a recipe, and where the service listens."""
+
+    steps: int = Field(ge=1)
+    """The last step, unless the tasks end before."""
+    tasks_per_step: int = Field(ge=1)
+    """Tasks in the batch of a step."""
+    group_size: int = Field(ge=1)
+    """Episodes of a task."""
+    max_lag: int = Field(ge=0)
+    """Most steps between the policy that sampled a token and the one that trains on it; 0 is
+    strictly on-policy."""
+    retries: int = Field(default=2, ge=0)
+    """Failed or expired attempts of an episode that are issued again."""
+    deadline_s: Finite = Field(gt=0)
+    """Wall clock of one episode."""
+    lease_s: Finite = Field(default=10.0, gt=0)
+    """How long an episode stays with a replica that says nothing."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How training episodes sample."""
+    source: TaskSourceConfig
+    """Plugin of `treadle.task_sources`: the training tasks."""
+    last_batch: Literal["train", "drop"] = "train"
+    """What happens to tasks that cannot fill the last batch."""
+    evaluation: EvaluationConfig | None = None
+    """Held-out scores; none when absent."""
+    ledger: LedgerConfig = PluginConfig(name="sqlite")
+    """Plugin of `treadle.ledgers`; `sqlite` is kept in the run's directory unless `path` is set."""
+
+    @model_validator(mode="after")
+    def _lease_within_deadline(self) -> Self:
+        if self.lease_s >= self.deadline_s:
+            raise ValueError(
+                f"lease_s: expected less than deadline_s {self.deadline_s:g}, got {self.lease_s:g}"
+            )
+        return self
+
+    def rules(self) -> rules.Rules:
+        """The same as a value of the core."""
+        return rules.Rules(
+            run_id=self.run.id,
+            steps=self.steps,
+            tasks_per_step=self.tasks_per_step,
+            group_size=self.group_size,
+            max_lag=self.max_lag,
+            retries=self.retries,
+            deadline_s=self.deadline_s,
+            lease_s=self.lease_s,
+            sampling=self.sampling.build(),
+            drop_last=self.last_batch == "drop",
+            evaluation=self.evaluation.build() if self.evaluation else None,
+        )

@@ -1,0 +1,49 @@
+"""Lag as admission control: who may run what, so that nothing is sampled too early.
+
+Let `s` be the step of the version that a replica serves, and let the tasks ahead of a task be the
+open and ready ones with an older first ticket, plus all members of steps beyond `s`. Claims take
+tasks in the order of their first ticket, `tasks_per_step` a step, so a task with `n` tasks ahead is
+trained by step `s + n // tasks_per_step + 1` at the latest. With `n` below
+`(max_lag + 1) * tasks_per_step` its tokens of step `s` are trained at most `max_lag` steps late.
+"""
+
+from bisect import bisect_left
+
+from treadle_core.versions import Version
+from treadle_experience.core.rules import Rules
+from treadle_experience.core.state import RunState, Task
+
+
+def tasks_beyond(state: RunState, step: int) -> int:
+    """Members of the steps after `step`: claimed, trained or consumed."""
+    through = state.claimed_through
+    return through[-1] - through[min(step, len(through) - 1)]
+
+
+def tasks_ahead(state: RunState, task: Task, step: int) -> int:
+    """Tasks that will be trained before the open or ready `task`, as seen from `step`."""
+    return bisect_left(state.window, task.order) + tasks_beyond(state, step)
+
+
+def may_open(state: RunState, rules: Rules, step: int) -> bool:
+    """Whether a replica that serves `step` may open one more training task."""
+    if state.closed or state.exhausted or baseline_is_pending(state):
+        return False
+    occupied = len(state.window)
+    # A task that no remaining step can take would be sampled only to be evicted.
+    usable = (rules.steps - state.last_claimed()) * rules.tasks_per_step
+    return occupied < usable and occupied + tasks_beyond(state, step) < rules.bound
+
+
+def may_run(state: RunState, rules: Rules, task: Task, version: Version) -> bool:
+    """Whether a replica that serves `version` may run, or go on running, an open task."""
+    if task.evaluation is not None:
+        # After a restore a newer version may stand for an older step.
+        evaluation = state.evaluations[task.evaluation]
+        return version.number >= evaluation.version and version.step >= evaluation.key.step
+    return tasks_ahead(state, task, version.step) < rules.bound
+
+
+def baseline_is_pending(state: RunState) -> bool:
+    """Whether step 0 is still being scored: training waits, so that the baseline is exact."""
+    return any(key.step == 0 for key in state.unfinished)

@@ -1,0 +1,109 @@
+"""Evaluations: when one is due, and what it says once all its tasks have an outcome."""
+
+from collections.abc import Iterator, Mapping
+
+from treadle_core.ids import episode_id
+from treadle_core.tickets import Json
+from treadle_core.versions import Version
+from treadle_experience.core.errors import TaskSourceError
+from treadle_experience.core.rules import EvaluationSet
+from treadle_experience.core.run import Run, read_task
+from treadle_experience.core.state import (
+    Episode,
+    Evaluation,
+    EvaluationKey,
+    RunState,
+    TaskState,
+    evaluation_task_id,
+)
+from treadle_experience.core.transitions import EvaluationOpened, EvaluationScored, TaskOpened
+
+
+def open_due(run: Run) -> None:
+    """Opens the evaluations that the newest committed version is due for."""
+    state, rules = run.state, run.rules.evaluation
+    version = state.versions.get(state.newest_version)
+    if rules is None or version is None:
+        return
+    step = version.step
+    if step and step % rules.every and step != state.last_step:
+        return
+    for chosen in rules.sets:
+        if EvaluationKey(step, chosen.name) not in state.evaluations:
+            _open(run, chosen, version)
+
+
+def close_if_done(run: Run, key: EvaluationKey) -> None:
+    """Records the outcome of an evaluation whose last task got one."""
+    evaluation = run.state.evaluations[key]
+    if evaluation.pending:
+        return
+    rewards: list[float] = []
+    versions: set[int] = set()
+    for episode in _episodes(run.state, evaluation):
+        if episode.result is not None:
+            versions |= set(episode.result.versions)
+            if episode.result.reward is not None:
+                rewards.append(episode.result.reward)
+    run.record(
+        EvaluationScored(
+            name=key.name,
+            step=key.step,
+            score=sum(rewards) / len(rewards) if rewards else None,
+            num_scored=len(rewards),
+            num_failed=evaluation.size - len(rewards),
+            oldest_version=min(versions, default=0),
+            newest_version=max(versions, default=0),
+        )
+    )
+
+
+def final_is_scored(run: Run) -> bool:
+    """Whether every evaluation is finished, those of the last step included."""
+    state, rules = run.state, run.rules.evaluation
+    if state.unfinished or state.last_step is None:
+        return False
+    names = [chosen.name for chosen in rules.sets] if rules else []
+    return all(EvaluationKey(state.last_step, name) in state.evaluations for name in names)
+
+
+def _open(run: Run, chosen: EvaluationSet, version: Version) -> None:
+    specs = list(_read_all(run, chosen))
+    if not specs:
+        raise TaskSourceError(
+            f"the source of evaluation set {chosen.name!r} has no task",
+            field=f"evaluation.sets.{chosen.name}",
+            limit="at least one task",
+            value=0,
+        )
+    sampling = chosen.sampling
+    key = EvaluationKey(version.step, chosen.name)
+    run.record(
+        EvaluationOpened(
+            name=key.name,
+            step=key.step,
+            version=version.number,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            size=len(specs),
+        )
+    )
+    for order, spec in enumerate(specs, start=1):
+        task_id = evaluation_task_id(key, order)
+        ids = (episode_id(run.rules.run_id, task_id, 0),)
+        run.record(TaskOpened(task_id, order, order, spec, ids, key.name, key.step))
+
+
+def _read_all(run: Run, chosen: EvaluationSet) -> Iterator[Mapping[str, Json]]:
+    for cursor in range(chosen.limit):
+        spec = read_task(run, chosen.name, cursor)
+        if spec is None:
+            return
+        yield spec
+
+
+def _episodes(state: RunState, evaluation: Evaluation) -> Iterator[Episode]:
+    for order in range(1, evaluation.size + 1):
+        task = state.tasks[evaluation_task_id(evaluation.key, order)]
+        if task.state is TaskState.SCORED:
+            yield task.episodes[0]

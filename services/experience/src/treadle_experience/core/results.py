@@ -1,0 +1,59 @@
+"""Results: what finishing an episode does to it, to its task and to its evaluation."""
+
+from treadle_experience.core import admission, evaluation
+from treadle_experience.core.errors import ResultConflictError
+from treadle_experience.core.run import Run, committed_version
+from treadle_experience.core.state import (
+    Cause,
+    Episode,
+    EpisodeState,
+    Result,
+    TaskState,
+)
+from treadle_experience.core.tickets import Attempt, end_attempt, find, stale
+from treadle_experience.core.transitions import EpisodeDone, TaskMoved
+
+
+def complete(
+    run: Run, *, replica_id: str, attempt: Attempt, result: Result, inline: bytes | None
+) -> bool:
+    """Records the result of an attempt; whether it was recorded before.
+
+    Raises UnknownEpisodeError, StaleAttemptError, ResultConflictError or UnknownVersionError.
+    """
+    state = run.state
+    episode = find(state, attempt)
+    if episode.attempt == attempt.attempt and episode.result is not None:
+        _check_same(episode, result)
+        return True
+    if (
+        episode.attempt != attempt.attempt
+        or episode.state is not EpisodeState.ISSUED
+        or episode.replica_id != replica_id
+    ):
+        raise stale(episode, attempt)
+    versions = [committed_version(state, "versions", number) for number in result.versions]
+    task = state.tasks[episode.task_id]
+    if not all(admission.may_run(state, run.rules, task, version) for version in versions):
+        # The replica went back to an older step and this is the first that we hear of it.
+        end_attempt(run, episode, Cause.RESTORED)
+        raise stale(episode, attempt)
+    run.record(EpisodeDone(episode.episode_id, episode.attempt, result, inline))
+    if all(member.state is EpisodeState.DONE for member in task.episodes):
+        done = TaskState.READY if task.evaluation is None else TaskState.SCORED
+        run.record(TaskMoved(task.task_id, done))
+        if task.evaluation is not None:
+            evaluation.close_if_done(run, task.evaluation)
+    return False
+
+
+def _check_same(episode: Episode, result: Result) -> None:
+    recorded = episode.result
+    if recorded is not None and recorded.sha256 != result.sha256:
+        raise ResultConflictError(
+            f"episode {episode.episode_id}: attempt {episode.attempt} is recorded with another "
+            "payload",
+            field="payload.sha256",
+            limit=recorded.sha256,
+            value=result.sha256,
+        )

@@ -1,0 +1,104 @@
+"""A run under decision.
+
+A decision is a function of a `Run` and a command: it checks, records transitions, and answers or
+raises a typed error. Recording folds a transition into the state at once, with the same fold that
+loads a journal, so the rest of a decision sees what its first part did. Whoever called takes the
+recorded transitions to the ledger, and answers once they are durable.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from treadle_core.tickets import Json
+from treadle_core.versions import Version, VersionState
+from treadle_experience.core.apply import apply
+from treadle_experience.core.errors import (
+    TaskSourceError,
+    TrainerFencedError,
+    UnknownVersionError,
+)
+from treadle_experience.core.rules import Rules
+from treadle_experience.core.state import RunState
+from treadle_experience.core.transitions import RunBegan, Transition
+
+Read = Callable[[int], Mapping[str, Json] | None]
+"""A TaskSource's `read`."""
+
+TRAINING = ""
+"""Name of the training source; the others are named as their evaluation set."""
+
+
+@dataclass(slots=True)
+class Run:
+    """State, rules and sources of one run, and what was decided since the last `take`."""
+
+    rules: Rules
+    sources: Mapping[str, Read]
+    state: RunState = field(default_factory=RunState)
+    _recorded: list[Transition] = field(default_factory=list[Transition])
+
+    def load(self, journal: Iterable[Transition]) -> None:
+        """Folds a journal, and begins a run where it is empty.
+
+        Raises InvalidFieldError when the run began under other fixed rules, LedgerFormatError
+        when the journal is damaged.
+        """
+        for transition in journal:
+            apply(self.state, transition)
+        if self.state.position == 0:
+            self.record(RunBegan(self.rules.run_id, self.rules.fixed()))
+        self.rules.check_unchanged(dict(self.state.settings))
+
+    def record(self, transition: Transition) -> None:
+        """Makes `transition` happen."""
+        apply(self.state, transition)
+        self._recorded.append(transition)
+
+    def take(self) -> list[Transition]:
+        """What was recorded since the last call, in order."""
+        taken, self._recorded = self._recorded, []
+        return taken
+
+
+def read_task(run: Run, source: str, cursor: int) -> Mapping[str, Json] | None:
+    """Task `cursor` of a source, or None past its end.
+
+    Raises TaskSourceError when the source raises, or returns what is no JSON object.
+    """
+    try:
+        spec = run.sources[source](cursor)
+        if spec is None:
+            return None
+        return json.loads(json.dumps(dict(spec), allow_nan=False))
+    except Exception as error:
+        raise TaskSourceError(
+            f"the source of {source or 'training'} tasks failed at cursor {cursor}: {error!r}",
+            field=f"evaluation.sets.{source}" if source else "source",
+            limit="a JSON object",
+            value=cursor,
+        ) from error
+
+
+def check_trainer(state: RunState, trainer_epoch: int) -> None:
+    """Raises TrainerFencedError unless `trainer_epoch` is that of the run's only trainer."""
+    if trainer_epoch != state.trainer_epoch:
+        raise TrainerFencedError(
+            f"trainer_epoch {trainer_epoch} is fenced by epoch {state.trainer_epoch}",
+            field="trainer_epoch",
+            limit=state.trainer_epoch,
+            value=trainer_epoch,
+        )
+
+
+def committed_version(state: RunState, field_name: str, number: int) -> Version:
+    """The version with this number; raises UnknownVersionError unless it is committed."""
+    version = state.versions.get(number)
+    if version is None or version.state is not VersionState.COMMITTED:
+        raise UnknownVersionError(
+            f"{field_name}: version {number} is not registered in this run",
+            field=field_name,
+            limit=f"a committed version, at most {state.newest_version}",
+            value=number,
+        )
+    return version

@@ -1,0 +1,274 @@
+"""What the ledger knows of a run: records, and the indices that keep decisions cheap.
+
+Nothing here decides and nothing here is a clock: the state is the fold of the journal
+(`apply.apply`), so two processes that read the same journal hold equal states.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from treadle_core.episodes import Termination
+from treadle_core.tickets import Json, Sampling
+from treadle_core.versions import Version
+
+
+class TaskState(StrEnum):
+    """Life of a task. The last five are final in the lineage."""
+
+    OPEN = "open"
+    """A first ticket was issued; a member is missing."""
+    READY = "ready"
+    """All members are done."""
+    CLAIMED = "claimed"
+    """Member of a recorded batch."""
+    TRAINED = "trained"
+    """The trainer reported the batch's step; nothing durable yet."""
+    CONSUMED = "consumed"
+    """A committed checkpoint covers the step."""
+    FILTERED = "filtered"
+    EVICTED = "evicted"
+    QUARANTINED = "quarantined"
+    SCORED = "scored"
+    """The task of an evaluation, with its result."""
+
+
+class EpisodeState(StrEnum):
+    """Life of an episode."""
+
+    WAITING = "waiting"
+    """No attempt runs; the next one is to be issued."""
+    ISSUED = "issued"
+    """A replica holds the lease of the present attempt."""
+    DONE = "done"
+    FAILED = "failed"
+    """Its retries are spent."""
+    REVOKED = "revoked"
+    """Its task ended without it."""
+
+
+class Cause(StrEnum):
+    """Why an attempt ended without a result."""
+
+    FAILED = "failed"
+    """The replica reported a failure."""
+    EXPIRED = "expired"
+    """Its lease or its deadline ran out."""
+    RETURNED = "returned"
+    """The replica drained."""
+    RESTORED = "restored"
+    """Its replica serves an older step than the attempt was leased for, and admission says no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The light part of a finished episode."""
+
+    reward: float | None
+    termination: Termination
+    metrics: Mapping[str, float]
+    turn_rewards: tuple[float, ...]
+    num_tokens: int
+    num_trained: int
+    versions: tuple[int, ...]
+    """Distinct policy and context versions of the sampled tokens, ascending."""
+    traceparent: str
+    sha256: str
+    size: int
+    inlined: bool
+    """The ledger holds the payload's bytes; else they lie in the payload store."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One member of a task."""
+
+    episode_id: str
+    task_id: str
+    index: int
+    state: EpisodeState = EpisodeState.WAITING
+    attempt: int = 0
+    """Attempts issued so far."""
+    replica_id: str = ""
+    """Who got the last attempt."""
+    version: int = 0
+    """What that replica served then."""
+    charged: int = 0
+    """Attempts that count against the retries."""
+    ended: Cause | None = None
+    """How the last attempt ended, where it ended without a result."""
+    result: Result | None = None
+    inline: bytes | None = None
+    """The payload, until it is released."""
+
+
+@dataclass(slots=True)
+class Task:
+    """One task and its members, in the order of their index."""
+
+    task_id: str
+    order: int
+    """Rank of its first ticket among all tasks of the run (or of its evaluation), from 1."""
+    spec: Mapping[str, Json]
+    """As its source made it; empty once no ticket of it can be issued again."""
+    episodes: list[Episode]
+    evaluation: "EvaluationKey | None" = None
+    state: TaskState = TaskState.OPEN
+    reason: str = ""
+    """Why it was filtered, evicted or quarantined."""
+    step: int = 0
+    """Step that claimed it; 0 while none did."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EvaluationKey:
+    """An evaluation set is scored once at a step."""
+
+    step: int
+    name: str
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """One evaluation set at one step."""
+
+    key: EvaluationKey
+    version: int
+    """Oldest version that may start its episodes."""
+    sampling: Sampling
+    size: int
+    """Its tasks, one episode each."""
+    waiting: list[int] = field(default_factory=list[int])
+    """Orders of the tasks to be issued, ascending."""
+    pending: int = 0
+    """Tasks without an outcome."""
+    outcome: "Outcome | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished evaluation says."""
+
+    score: float | None
+    """Mean reward of the episodes that have one; None when none has."""
+    num_scored: int
+    num_failed: int
+    """Failed after their retries, or ended without a reward."""
+    oldest_version: int
+    newest_version: int
+
+
+@dataclass(slots=True)
+class Step:
+    """A recorded batch."""
+
+    step: int
+    task_ids: tuple[str, ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint."""
+
+    digest: str
+    parent_digest: str
+    step: int
+    path: str
+    """Relative to the run's directory."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """All of it. Only `apply` writes here."""
+
+    run_id: str = ""
+    settings: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What the run began with and cannot change (`rules.FIXED`)."""
+    position: int = 0
+    """Transitions folded so far."""
+
+    tasks: dict[str, Task] = field(default_factory=dict[str, Task])
+    episodes: dict[str, Episode] = field(default_factory=dict[str, Episode])
+    task_counts: Counter[TaskState] = field(default_factory=Counter[TaskState])
+    episode_counts: Counter[EpisodeState] = field(default_factory=Counter[EpisodeState])
+    failures: Counter[str] = field(default_factory=Counter[str])
+    """Failed and expired attempts by failure class."""
+    running: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
+    """Issued episodes by replica, oldest lease first."""
+
+    cursor: int = 0
+    """Tasks read from the training source."""
+    exhausted: bool = False
+    """The training source has no task at the cursor."""
+    num_opened: int = 0
+    """Training tasks opened; the order of the newest."""
+    window: list[int] = field(default_factory=list[int])
+    """Orders of the open and ready training tasks, ascending."""
+    waiting: list[int] = field(default_factory=list[int])
+    """Orders of the open training tasks that have a waiting member, ascending."""
+
+    steps: dict[int, Step] = field(default_factory=dict[int, Step])
+    claimed_through: list[int] = field(default_factory=lambda: [0])
+    """Tasks in the batches of steps <= the index."""
+    trained_step: int = 0
+    """Last step reported trained in the lineage."""
+    last_step: int | None = None
+    """The run's last step, once it is known."""
+    closed: bool = False
+    """The last step was trained once; nothing is opened or claimed anew."""
+
+    trainer_epoch: int = 0
+    acquisitions: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """Epoch by holder and checkpoint digest."""
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict[str, Checkpoint])
+    lineage: list[str] = field(default_factory=list[str])
+    """Digests from the first checkpoint to the head."""
+    released_step: int = 0
+    """Payloads of steps up to this one are gone; no older checkpoint can be restored."""
+
+    versions: dict[int, Version] = field(default_factory=dict[int, Version])
+    version_requests: dict[str, int] = field(default_factory=dict[str, int])
+    newest_version: int = 0
+    """Newest committed version; 0 when none."""
+    evaluations: dict[EvaluationKey, Evaluation] = field(
+        default_factory=dict[EvaluationKey, Evaluation]
+    )
+    unfinished: list[EvaluationKey] = field(default_factory=list[EvaluationKey])
+    """Evaluations without an outcome, in the order of their opening."""
+    finished: list[EvaluationKey] = field(default_factory=list[EvaluationKey])
+    """Evaluations with one, in the order of their end."""
+    references: dict[str, int] = field(default_factory=dict[str, int])
+    """Results that need the bytes under a sha256 in the payload store."""
+
+    def task_of(self, order: int) -> Task:
+        """The training task with this order."""
+        return self.tasks[training_task_id(order)]
+
+    def head(self) -> Checkpoint | None:
+        """The newest checkpoint of the lineage."""
+        return self.checkpoints[self.lineage[-1]] if self.lineage else None
+
+    def restorable(self) -> list[Checkpoint]:
+        """Checkpoints that a trainer may restore, newest first: at most two."""
+        newest = [self.checkpoints[digest] for digest in reversed(self.lineage[-RETAINED:])]
+        return [checkpoint for checkpoint in newest if checkpoint.step >= self.released_step]
+
+    def last_claimed(self) -> int:
+        """Newest step with a recorded batch."""
+        return len(self.claimed_through) - 1
+
+
+RETAINED = 2
+"""Checkpoints of the lineage that stay restorable."""
+
+
+def training_task_id(order: int) -> str:
+    """The id of the training task opened as number `order`, from 1."""
+    return f"t{order:06d}"
+
+
+def evaluation_task_id(key: EvaluationKey, order: int) -> str:
+    """The id of task `order`, from 1, of an evaluation."""
+    return f"e-{key.name}-{key.step:06d}-{order:06d}"

@@ -1,0 +1,56 @@
+"""What follows from a transition once it is durable: rows of numbers, and files that may go."""
+
+from dataclasses import dataclass, field
+
+from treadle_experience.core.state import RunState
+from treadle_experience.core.transitions import EvaluationScored, PayloadsReleased, Transition
+from treadle_payloads.store import PayloadStore
+from treadle_runtime.tracker import Tracker
+
+
+@dataclass(slots=True)
+class Effects:
+    """Called with durable transitions, in order. Everything here may happen twice."""
+
+    state: RunState
+    store: PayloadStore
+    tracker: Tracker
+    _position: int = field(default=0, init=False)
+
+    def follow(self, transition: Transition) -> None:
+        """Does what `transition` asks for."""
+        if isinstance(transition, EvaluationScored):
+            self.tracker.log("evaluation", _evaluation_row(transition))
+        elif isinstance(transition, PayloadsReleased):
+            for sha256 in transition.stored:
+                # Another result, not released yet, may have the same bytes.
+                if sha256 not in self.state.references:
+                    self.store.delete(sha256)
+
+    def log_counts(self) -> None:
+        """Logs a row of counts, where there is news since the last one."""
+        state = self.state
+        if state.position == self._position:
+            return
+        self._position = state.position
+        row: dict[str, float | int | str] = {
+            "position": state.position,
+            "trained_step": state.trained_step,
+            "version": state.newest_version,
+        }
+        row |= {f"tasks_{name}": count for name, count in state.task_counts.items()}
+        row |= {f"episodes_{name}": count for name, count in state.episode_counts.items()}
+        row |= {f"failures_{name}": count for name, count in state.failures.items()}
+        self.tracker.log("counts", row)
+
+
+def _evaluation_row(scored: EvaluationScored) -> dict[str, float | int | str]:
+    row: dict[str, float | int | str] = {
+        "evaluation": scored.name,
+        "step": scored.step,
+        "num_scored": scored.num_scored,
+        "num_failed": scored.num_failed,
+        "oldest_version": scored.oldest_version,
+        "newest_version": scored.newest_version,
+    }
+    return row if scored.score is None else row | {"score": scored.score}

@@ -1,0 +1,213 @@
+"""A run that tests drive by hand: the real core, without processes."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from treadle_core.episodes import FailureClass, Termination
+from treadle_core.tickets import Sampling, Ticket
+from treadle_experience.core import checkpoints, results, steps, tickets, versions
+from treadle_experience.core.audit import Account, reconcile
+from treadle_experience.core.rules import EvaluationRules, EvaluationSet, Rules
+from treadle_experience.core.run import Run
+from treadle_experience.core.state import Result, RunState
+from treadle_experience.core.tickets import Attempt, Failure
+from treadle_experience.core.transitions import Transition
+
+RULES = Rules(
+    run_id="run",
+    steps=1000,
+    tasks_per_step=2,
+    group_size=2,
+    max_lag=1,
+    retries=1,
+    deadline_s=60.0,
+    lease_s=10.0,
+    sampling=Sampling(1.0, 16),
+)
+
+
+def evaluation_rules(*, every: int = 2, share: float = 0.5, limit: int = 3) -> EvaluationRules:
+    return EvaluationRules(every, share, (EvaluationSet("greedy", limit, Sampling(0.0, 16)),))
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_result(
+    payload: bytes = b"payload", *, versions: Iterable[int] = (1,), **changes
+) -> Result:
+    result = Result(
+        reward=1.0,
+        termination=Termination.FINISHED,
+        metrics={"calls": 2.0},
+        turn_rewards=(0.0, 1.0),
+        num_tokens=4,
+        num_trained=2,
+        versions=tuple(sorted(set(versions))),
+        traceparent="",
+        sha256=hashlib.sha256(payload).hexdigest(),
+        size=len(payload),
+        inlined=True,
+    )
+    return replace(result, **changes)
+
+
+@dataclass
+class World:
+    """A run, its journal, and one well-behaved trainer."""
+
+    rules: Rules = RULES
+    num_tasks: int = 1_000_000
+    journal: list[Transition] = field(default_factory=list)
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.run = self.fresh_run()
+        self.run.load(())
+
+    def fresh_run(self) -> Run:
+        names = [each.name for each in self.rules.evaluation.sets] if self.rules.evaluation else []
+        held_out = dict.fromkeys(names, lambda cursor: {"held_out": cursor})
+        return Run(self.rules, {"": self.read, **held_out})
+
+    def read(self, cursor: int) -> dict[str, int] | None:
+        return {"number": cursor} if cursor < self.num_tasks else None
+
+    @property
+    def state(self) -> RunState:
+        return self.run.state
+
+    def save(self) -> list[Transition]:
+        self.journal += self.run.take()
+        return self.journal
+
+    def reload(self) -> RunState:
+        """A second process that reads the same journal."""
+        run = self.fresh_run()
+        run.load(self.save())
+        return run.state
+
+    def account(self) -> Account:
+        return reconcile(self.save(), self.state)
+
+    def start(self) -> "World":
+        """What a trainer does before its first claim."""
+        self.acquire("trainer")
+        self.checkpoint(0)
+        self.publish(0)
+        return self
+
+    def acquire(self, holder: str, digest: str = "") -> int:
+        self.epoch, step = checkpoints.acquire(self.run, holder=holder, checkpoint_digest=digest)
+        return step
+
+    def checkpoint(self, step: int, name: str = "") -> str:
+        head = self.state.head()
+        digest = digest_of(name or f"{self.epoch}/{step}")
+        checkpoints.commit(
+            self.run,
+            trainer_epoch=self.epoch,
+            digest=digest,
+            parent_digest=head.digest if head else "",
+            step=step,
+            path=f"checkpoints/{digest[:8]}",
+        )
+        return digest
+
+    def publish(self, step: int) -> int:
+        number = versions.announce(
+            self.run,
+            trainer_epoch=self.epoch,
+            step=step,
+            request_id=f"request-{len(self.state.versions)}",
+            trace_id="",
+        )
+        versions.commit(
+            self.run, trainer_epoch=self.epoch, number=number, weights_digest=f"{number:016x}"
+        )
+        return number
+
+    def lease(
+        self, version: int, most: int = 1000, *, replica: str = "r1", slots: int = 1000
+    ) -> list[Ticket]:
+        return tickets.lease(
+            self.run,
+            replica_id=replica,
+            served_version=version,
+            max_tickets=most,
+            slots=slots,
+        )
+
+    def complete(
+        self,
+        ticket: Ticket,
+        *,
+        versions: Iterable[int] = (1,),
+        replica: str = "r1",
+        payload: bytes | None = None,
+        **changes,
+    ) -> bool:
+        inline = f"{ticket.episode_id}/{ticket.attempt}".encode() if payload is None else payload
+        return results.complete(
+            self.run,
+            replica_id=replica,
+            attempt=attempt_of(ticket),
+            result=make_result(inline, versions=versions, **changes),
+            inline=inline,
+        )
+
+    def fail(self, ticket: Ticket, *, replica: str = "r1") -> bool:
+        failure = Failure(FailureClass.ENVIRONMENT, "it raised")
+        return tickets.fail(
+            self.run, replica_id=replica, attempt=attempt_of(ticket), failure=failure
+        )
+
+    def claim(self, step: int) -> steps.Claim:
+        return steps.claim(self.run, trainer_epoch=self.epoch, step=step)
+
+    def report(self, step: int) -> None:
+        steps.report(
+            self.run, trainer_epoch=self.epoch, step=step, metrics={"loss": 0.5}, trace_id=""
+        )
+
+    def train(self, step: int) -> list[str]:
+        """Runs all there is on the newest version, then claims and trains `step`."""
+        version = self.state.newest_version
+        for ticket in self.lease(version):
+            self.complete(ticket, versions=[version])
+        claim = self.claim(step)
+        assert claim.tasks, f"step {step} is not ready"
+        self.report(step)
+        return [task.task_id for task in claim.tasks]
+
+
+def attempt_of(ticket: Ticket) -> Attempt:
+    return Attempt(ticket.episode_id, ticket.attempt)
+
+
+@pytest.fixture
+def make_world() -> Callable[..., World]:
+    """Makes a World whose rules differ from RULES by the keywords given."""
+
+    def make(*, num_tasks: int = 1_000_000, **changes) -> World:
+        return World(rules=replace(RULES, **changes), num_tasks=num_tasks)
+
+    return make
+
+
+@pytest.fixture
+def tools():
+    """The functions of this file, for tests that need them apart from a World."""
+
+    class Tools:
+        result = staticmethod(make_result)
+        digest = staticmethod(digest_of)
+        attempt = staticmethod(attempt_of)
+        evaluation = staticmethod(evaluation_rules)
+        rules = RULES
+
+    return Tools

@@ -1,0 +1,591 @@
+"""Every method over a real channel: what it answers, and each error that the proto lists."""
+
+import asyncio
+import contextlib
+import json
+
+import numpy as np
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from treadle.episode.v1 import episode_pb2
+from treadle.experience.v1 import experience_service_pb2 as pb
+from treadle.experience.v1 import experience_service_pb2_grpc as rpc
+from treadle_core.episodes import Segment
+from treadle_experience.adapters.memory import MemoryLedger
+from treadle_experience.core.run import Run
+from treadle_experience.keeper import Keeper
+from treadle_experience.servicer import ExperienceServicer
+from treadle_payloads.codec import encode_payload
+from treadle_payloads.files import FileStore
+from treadle_payloads.store import PayloadReference
+from treadle_runtime.channel import call
+from treadle_runtime.errors import RemoteError
+from treadle_runtime.testing import running
+
+RUN = "run"
+
+
+def segment(*, versions=(1, 1), tokens: int = 4) -> Segment:
+    """Half prompt, half sampled; the sampled half cycles through `versions`."""
+    sampled = np.arange(tokens) >= tokens // 2
+    version = np.resize(np.array(versions, np.int32), tokens)
+    version = np.where(sampled, version, np.int32(-1)).astype(np.int32)
+    return Segment(
+        token_ids=np.arange(tokens, dtype=np.int32),
+        sampled=sampled,
+        trained=sampled.copy(),
+        logprobs=np.where(sampled, np.float32(-0.5), np.float32(0)).astype(np.float32),
+        policy_version=version,
+        context_version=version.copy(),
+    )
+
+
+def result_of(data: bytes, *, inline: bool = True, **changes) -> episode_pb2.EpisodeResult:
+    payload = episode_pb2.Payload(
+        sha256=PayloadReference.of(data).sha256, size=len(data), inline=data if inline else None
+    )
+    values = {
+        "reward": 1.0,
+        "termination": episode_pb2.TERMINATION_FINISHED,
+        "metrics": {"calls": 1.0},
+        "num_tokens": 4,
+        "num_trained": 2,
+        "versions": [1],
+        "traceparent": f"00-{'a' * 32}-{'b' * 16}-01",
+        "payload": payload,
+    }
+    return episode_pb2.EpisodeResult(**values | changes)
+
+
+class Client:
+    """Calls the service the way its peers do."""
+
+    def __init__(self, channel, store) -> None:
+        self.stub = rpc.ExperienceServiceStub(channel)
+        self.store = store
+
+    async def __call__(self, method: str, **fields):
+        request = getattr(pb, f"{method}Request")(**{"run_id": RUN} | fields)
+        return await call(getattr(self.stub, method), request, timeout_s=5)
+
+    async def refused(self, method: str, **fields) -> RemoteError:
+        with pytest.raises(RemoteError) as caught:
+            await self(method, **fields)
+        return caught.value
+
+    async def start(self) -> None:
+        await self("AcquireRun", holder="trainer")
+        await self("CommitCheckpoint", trainer_epoch=1, digest="a" * 64, step=0, path="c/0")
+        await self("AnnounceVersion", trainer_epoch=1, step=0, request_id="v1")
+        await self("CommitVersion", trainer_epoch=1, version=1, weights_digest="0" * 16)
+
+    async def lease(self, most: int = 1, **fields) -> list[pb.Ticket]:
+        values = {"replica_id": "r1", "served_version": 1, "max_tickets": most, "slots": 8}
+        return list((await self("LeaseTickets", **values | fields)).tickets)
+
+    async def complete(self, ticket: pb.Ticket, result: episode_pb2.EpisodeResult):
+        return await self("CompleteEpisode", **completion(ticket, result))
+
+    async def train_one_step(self) -> pb.ClaimStepResponse:
+        for ticket in await self.lease(99):
+            data = encode_payload([segment()])
+            await self.complete(ticket, result_of(data))
+        claim = await self("ClaimStep", trainer_epoch=1, step=1)
+        await self("ReportStep", trainer_epoch=1, step=1, metrics={"loss": 0.5})
+        return claim
+
+
+def completion(ticket: pb.Ticket, result: episode_pb2.EpisodeResult) -> dict:
+    return {"replica_id": "r1", "attempt": attempt(ticket), "result": result}
+
+
+def attempt(ticket: pb.Ticket, number: int | None = None) -> pb.Attempt:
+    return pb.Attempt(episode_id=ticket.episode_id, attempt=number or ticket.attempt)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> FileStore:
+    return FileStore(tmp_path_factory.mktemp("payloads"))
+
+
+@pytest.fixture
+def served(make_world, store):
+    """Serves a run in this process; the keywords change its rules."""
+
+    @contextlib.asynccontextmanager
+    async def serve(**changes):
+        world = make_world(**changes)
+        run = Run(world.rules, world.run.sources)
+        keeper = Keeper(run, MemoryLedger())
+        writer = asyncio.ensure_future(keeper.write())
+        servicer = ExperienceServicer(keeper, world.rules, store)
+        try:
+            async with running(servicer.register, "treadle.experience") as channel:
+                yield Client(channel, store)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            keeper.close()
+
+    return serve
+
+
+async def test_one_step_from_the_first_ticket_to_the_commit(served) -> None:
+    async with served(max_lag=0) as client:
+        await client.start()
+        tickets = await client.lease(99)
+        first = tickets[0]
+        data = encode_payload([segment()])
+        answers = [await client.complete(ticket, result_of(data)) for ticket in tickets]
+        claim = await client("ClaimStep", trainer_epoch=1, step=1)
+        await client("ReportStep", trainer_epoch=1, step=1, metrics={"loss": 0.5})
+        retained = await client(
+            "CommitCheckpoint",
+            trainer_epoch=1,
+            digest="b" * 64,
+            parent_digest="a" * 64,
+            step=1,
+            path="c/1",
+        )
+        described = await client("GetRun")
+
+    assert (first.task_id, first.index, first.attempt) == ("t000001", 0, 1)
+    assert json.loads(first.spec_json) == {"number": 0}
+    assert (first.temperature, first.max_tokens, first.deadline.seconds) == (1.0, 16, 60)
+    assert not any(answer.duplicate for answer in answers)
+    members = [episode for task in claim.tasks for episode in task.episodes]
+    assert [e.episode_id for e in members] == [t.episode_id for t in tickets]
+    assert all(e.result == result_of(data) and e.oldest_step == 0 for e in members)
+    assert [c.digest[0] for c in retained.retained] == ["b", "a"]
+    assert dict(described.tasks) == {"consumed": 2}
+    assert dict(described.episodes) == {"done": 4}
+    assert (described.trained_step, described.version, described.complete) == (1, 1, False)
+
+
+async def test_a_payload_by_reference_must_lie_in_the_store(served) -> None:
+    async with served() as client:
+        await client.start()
+        (ticket,) = await client.lease()
+        data = encode_payload([segment(tokens=9000)])
+        result = result_of(data, inline=False, num_tokens=9000, num_trained=4500)
+
+        error = await client.refused("CompleteEpisode", **completion(ticket, result))
+        client.store.put(data)
+        answer = await client.complete(ticket, result)
+
+    assert (error.reason, error.field) == ("PAYLOAD_MISSING", "result.payload.sha256")
+    assert not answer.duplicate
+
+
+async def test_inline_payloads_too_many_for_one_answer_are_moved_to_the_store(served) -> None:
+    async with served(tasks_per_step=4096, group_size=4) as client:  # 2 KiB an episode
+        await client.start()
+        small, large = (await client.lease(2))[:2]
+        data = encode_payload([segment(tokens=400)])
+        result = result_of(data, num_tokens=400, num_trained=200)
+        await client.complete(small, result_of(encode_payload([segment()])))
+
+        first = await client.complete(large, result)
+        again = await client.complete(large, result)
+
+    assert (first.duplicate, again.duplicate) == (False, True)
+    assert client.store.get(PayloadReference.of(data)) == data
+
+
+async def test_the_same_result_is_a_duplicate_and_another_a_conflict(served) -> None:
+    async with served() as client:
+        await client.start()
+        (ticket,) = await client.lease()
+        result = result_of(encode_payload([segment()]))
+        other = result_of(encode_payload([segment(tokens=6)]), num_tokens=6, num_trained=3)
+
+        first = await client.complete(ticket, result)
+        second = await client.complete(ticket, result)
+        error = await client.refused("CompleteEpisode", **completion(ticket, other))
+
+    assert (first.duplicate, second.duplicate) == (False, True)
+    assert error.reason == "RESULT_CONFLICT"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "field"),
+    [
+        pytest.param({"num_tokens": 5}, "INVALID_FIELD", "result.num_tokens", id="G6-tokens"),
+        pytest.param({"num_trained": 1}, "INVALID_FIELD", "result.num_trained", id="trained"),
+        pytest.param({"num_trained": -1}, "INVALID_FIELD", "result.num_trained", id="G5"),
+        pytest.param({"versions": [1, 2]}, "INVALID_FIELD", "result.versions", id="versions"),
+        pytest.param({"versions": [2, 1]}, "INVALID_FIELD", "result.versions", id="order"),
+        pytest.param({"reward": float("nan")}, "INVALID_FIELD", "result.reward", id="G8-nan"),
+        pytest.param({"reward": 2e6}, "INVALID_FIELD", "result.reward", id="G8-large"),
+        pytest.param(
+            {"turn_rewards": [float("inf")]}, "INVALID_FIELD", "result.turn_rewards[0]", id="turn"
+        ),
+        pytest.param(
+            {"metrics": {"x": float("inf")}}, "INVALID_FIELD", "result.metrics.x", id="metric"
+        ),
+        pytest.param(
+            {"metrics": {str(i): 0.0 for i in range(5000)}},
+            "INVALID_FIELD",
+            "result.metrics",
+            id="G27",
+        ),
+        pytest.param({"termination": 0}, "INVALID_FIELD", "result.termination", id="G14-unset"),
+        pytest.param({"termination": 99}, "INVALID_FIELD", "result.termination", id="G14-unknown"),
+        pytest.param({"traceparent": "x"}, "INVALID_FIELD", "result.traceparent", id="trace"),
+    ],
+)
+async def test_a_result_that_cannot_be_is_refused_and_nothing_changes(
+    served, changes, reason, field
+) -> None:
+    async with served() as client:
+        await client.start()
+        (ticket,) = await client.lease()
+        before = (await client("GetRun")).position
+        result = result_of(encode_payload([segment()]), **changes)
+
+        error = await client.refused("CompleteEpisode", **completion(ticket, result))
+
+        assert (error.reason, error.field) == (reason, field)
+        assert error.value != ""
+        assert (await client("GetRun")).position == before
+        assert not (await client.complete(ticket, result_of(encode_payload([segment()])))).duplicate
+
+
+def _lies(field: str):
+    """An EpisodePayload in which one array lies about itself."""
+    message = episode_pb2.EpisodePayload.FromString(encode_payload([segment()]))
+    array = getattr(message.segments[0], field)
+    if field == "token_ids":
+        array.shape[0] = 2**60
+    elif field == "logprobs":
+        array.data = np.array([0, 0, 0.5, 0], np.float32).tobytes()
+    else:
+        array.data = array.data[:-1]
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        pytest.param(_lies("sampled"), "segments[0].sampled", id="G6"),
+        pytest.param(_lies("logprobs"), "segments[0].logprobs", id="G9"),
+        pytest.param(_lies("token_ids"), "segments[0].token_ids", id="G12"),
+        pytest.param(b"\x80\x04\x95pickle", "payload", id="G13"),
+    ],
+)
+async def test_a_payload_that_lies_is_refused_by_field(served, payload, field) -> None:
+    async with served() as client:
+        await client.start()
+        (ticket,) = await client.lease()
+
+        error = await client.refused("CompleteEpisode", **completion(ticket, result_of(payload)))
+
+    assert (error.kind, error.reason, error.field) == ("invalid", "INVALID_FIELD", field)
+
+
+async def test_bytes_that_differ_from_their_sha256_are_corrupt(served) -> None:
+    async with served() as client:
+        await client.start()
+        (ticket,) = await client.lease()
+        result = result_of(encode_payload([segment()]))
+        result.payload.inline = result.payload.inline[:-1] + b"\xff"
+
+        error = await client.refused("CompleteEpisode", **completion(ticket, result))
+
+    assert (error.kind, error.reason) == ("corrupt", "PAYLOAD_CORRUPT")
+
+
+async def test_a_payload_too_large_to_be_inline_is_refused(served) -> None:
+    async with served() as client:
+        await client.start()
+        (ticket,) = await client.lease()
+        result = result_of(b"x" * 65537)
+
+        error = await client.refused("CompleteEpisode", **completion(ticket, result))
+
+    assert (error.field, error.limit) == ("result.payload.inline", "at most 65536 bytes")
+
+
+REPLICA = {"replica_id": "r1"}
+EPISODE = {"episode_id": "0" * 32, "attempt": 1}
+LEASE = {**REPLICA, "served_version": 1, "max_tickets": 1, "slots": 8}
+CHECKPOINT = {"trainer_epoch": 1, "digest": "b" * 64, "step": 0, "path": "c/1"}
+VERSION = {"trainer_epoch": 1, "version": 1, "weights_digest": "0" * 16}
+FAILURE = {**REPLICA, "attempt": EPISODE, "failure_class": 2}
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "kind", "reason", "field"),
+    [
+        # G3, G4, G5: every id, count and digest.
+        ("LeaseTickets", {**LEASE, "run_id": ""}, "invalid", "INVALID_FIELD", "run_id"),
+        ("LeaseTickets", {**LEASE, "replica_id": ""}, "invalid", "INVALID_FIELD", "replica_id"),
+        ("LeaseTickets", {**LEASE, "replica_id": "a/.."}, "invalid", "INVALID_FIELD", "replica_id"),
+        (
+            "LeaseTickets",
+            {**LEASE, "replica_id": "r" * 129},
+            "invalid",
+            "INVALID_FIELD",
+            "replica_id",
+        ),
+        ("LeaseTickets", {**LEASE, "max_tickets": 0}, "invalid", "INVALID_FIELD", "max_tickets"),
+        ("LeaseTickets", {**LEASE, "slots": -1}, "invalid", "INVALID_FIELD", "slots"),
+        (
+            "LeaseTickets",
+            {**LEASE, "wait": Duration(seconds=-1)},
+            "invalid",
+            "INVALID_FIELD",
+            "wait",
+        ),
+        (
+            "RenewLeases",
+            {**REPLICA, "served_version": -1},
+            "invalid",
+            "INVALID_FIELD",
+            "served_version",
+        ),
+        (
+            "RenewLeases",
+            {**REPLICA, "attempts": [{"episode_id": "a b", "attempt": 1}]},
+            "invalid",
+            "INVALID_FIELD",
+            "attempts[0].episode_id",
+        ),
+        (
+            "ReturnTickets",
+            {**REPLICA, "attempts": [{"episode_id": "a", "attempt": 0}]},
+            "invalid",
+            "INVALID_FIELD",
+            "attempts[0].attempt",
+        ),
+        (
+            "FailEpisode",
+            {**FAILURE, "failure_class": 0},
+            "invalid",
+            "INVALID_FIELD",
+            "failure_class",
+        ),
+        ("AcquireRun", {"holder": "x\n"}, "invalid", "INVALID_FIELD", "holder"),
+        (
+            "AcquireRun",
+            {"holder": "x", "checkpoint_digest": "A" * 64},
+            "invalid",
+            "INVALID_FIELD",
+            "checkpoint_digest",
+        ),
+        ("ClaimStep", {"trainer_epoch": 1, "step": 0}, "invalid", "INVALID_FIELD", "step"),
+        (
+            "ReportStep",
+            {"trainer_epoch": 1, "step": 1, "metrics": {"loss": float("nan")}},
+            "invalid",
+            "INVALID_FIELD",
+            "metrics.loss",
+        ),
+        ("CommitCheckpoint", {**CHECKPOINT, "digest": ""}, "invalid", "INVALID_FIELD", "digest"),
+        ("CommitCheckpoint", {**CHECKPOINT, "path": "../x"}, "invalid", "INVALID_FIELD", "path"),
+        ("CommitCheckpoint", {**CHECKPOINT, "path": "/x"}, "invalid", "INVALID_FIELD", "path"),
+        (
+            "AnnounceVersion",
+            {"trainer_epoch": 1, "step": 0, "request_id": ""},
+            "invalid",
+            "INVALID_FIELD",
+            "request_id",
+        ),
+        (
+            "CommitVersion",
+            {**VERSION, "weights_digest": "0"},
+            "invalid",
+            "INVALID_FIELD",
+            "weights_digest",
+        ),
+        ("AbortVersion", {"version": 0}, "invalid", "INVALID_FIELD", "version"),
+        ("GetRun", {"after": -1}, "invalid", "INVALID_FIELD", "after"),
+        # Every other reason that the proto lists.
+        ("GetRun", {"run_id": "other"}, "precondition", "WRONG_RUN", "run_id"),
+        (
+            "LeaseTickets",
+            {**LEASE, "served_version": 2},
+            "precondition",
+            "UNKNOWN_VERSION",
+            "served_version",
+        ),
+        ("FailEpisode", FAILURE, "not_found", "UNKNOWN_EPISODE", "attempt"),
+        (
+            "AcquireRun",
+            {"holder": "second"},
+            "precondition",
+            "CHECKPOINT_REQUIRED",
+            "checkpoint_digest",
+        ),
+        (
+            "AcquireRun",
+            {"holder": "second", "checkpoint_digest": "f" * 64},
+            "not_found",
+            "UNKNOWN_CHECKPOINT",
+            "checkpoint_digest",
+        ),
+        (
+            "ClaimStep",
+            {"trainer_epoch": 2, "step": 1},
+            "precondition",
+            "TRAINER_FENCED",
+            "trainer_epoch",
+        ),
+        ("ClaimStep", {"trainer_epoch": 1, "step": 2}, "precondition", "STEP_OUT_OF_ORDER", "step"),
+        (
+            "ReportStep",
+            {"trainer_epoch": 0, "step": 1},
+            "precondition",
+            "TRAINER_FENCED",
+            "trainer_epoch",
+        ),
+        (
+            "ReportStep",
+            {"trainer_epoch": 1, "step": 1},
+            "precondition",
+            "STEP_OUT_OF_ORDER",
+            "step",
+        ),
+        (
+            "CommitCheckpoint",
+            {**CHECKPOINT, "trainer_epoch": 9},
+            "precondition",
+            "TRAINER_FENCED",
+            "trainer_epoch",
+        ),
+        ("CommitCheckpoint", CHECKPOINT, "precondition", "WRONG_PARENT", "parent_digest"),
+        (
+            "CommitCheckpoint",
+            {**CHECKPOINT, "parent_digest": "a" * 64, "step": 1},
+            "precondition",
+            "STEP_OUT_OF_ORDER",
+            "step",
+        ),
+        (
+            "AnnounceVersion",
+            {"trainer_epoch": 9, "step": 0, "request_id": "x"},
+            "precondition",
+            "TRAINER_FENCED",
+            "trainer_epoch",
+        ),
+        (
+            "AnnounceVersion",
+            {"trainer_epoch": 1, "step": 1, "request_id": "x"},
+            "precondition",
+            "STEP_OUT_OF_ORDER",
+            "step",
+        ),
+        (
+            "CommitVersion",
+            {**VERSION, "trainer_epoch": 9},
+            "precondition",
+            "TRAINER_FENCED",
+            "trainer_epoch",
+        ),
+        ("CommitVersion", {**VERSION, "version": 5}, "not_found", "UNKNOWN_VERSION", "version"),
+        ("AbortVersion", {"version": 5}, "not_found", "UNKNOWN_VERSION", "version"),
+        ("AbortVersion", {"version": 1}, "precondition", "VERSION_ENDED", "version"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_each_listed_error_names_its_field_and_changes_nothing(
+    served, method, fields, kind, reason, field
+) -> None:
+    async with served() as client:
+        await client.start()
+        before = (await client("GetRun")).position
+
+        error = await client.refused(method, **fields)
+
+        assert (error.kind, error.reason, error.field) == (kind, reason, field)
+        assert error.limit
+        assert (await client("GetRun")).position == before
+
+
+async def test_a_stale_attempt_and_an_unregistered_version_are_refused(served) -> None:
+    async with served() as client:
+        await client.start()
+        (ticket,) = await client.lease()
+        unknown = result_of(encode_payload([segment(versions=(2, 2))]), versions=[2])
+
+        unregistered = await client.refused("CompleteEpisode", **completion(ticket, unknown))
+        failed = await client(
+            "FailEpisode", replica_id="r1", attempt=attempt(ticket), failure_class=2
+        )
+        (again,) = await client.lease()
+        stale = await client.refused(
+            "CompleteEpisode", **completion(ticket, result_of(encode_payload([segment()])))
+        )
+        ahead = await client.refused(
+            "FailEpisode", replica_id="r1", attempt=attempt(ticket, 3), failure_class=2
+        )
+
+    assert (unregistered.reason, unregistered.value) == ("UNKNOWN_VERSION", "2")
+    assert failed.retried
+    assert again.attempt == 2
+    assert (stale.reason, stale.limit, stale.value) == ("STALE_ATTEMPT", "2", "1")
+    assert ahead.reason == "UNKNOWN_EPISODE"
+
+
+async def test_leases_are_renewed_returned_and_revoked(served) -> None:
+    async with served() as client:
+        await client.start()
+        first, second = await client.lease(2)
+        both = [attempt(first), attempt(second)]
+
+        held = await client("RenewLeases", replica_id="r1", served_version=1, attempts=both)
+        await client("ReturnTickets", replica_id="r1", attempts=both[:1])
+        after = await client("RenewLeases", replica_id="r1", served_version=1, attempts=both)
+
+    assert list(held.revoked) == []
+    assert list(after.revoked) == both[:1]
+
+
+async def test_long_polls_wake_on_news_and_end_on_time(served) -> None:
+    async with served() as client:
+        await client.start()
+        tickets = await client.lease(99)
+        position = (await client("GetRun")).position
+        wait = Duration(seconds=4)
+        news = asyncio.ensure_future(client("GetRun", after=position, wait=wait))
+        more = asyncio.ensure_future(client.lease(wait=wait, replica_id="r2"))
+
+        nothing = await client("ClaimStep", trainer_epoch=1, step=1, wait=Duration(nanos=1000))
+        await client("ReturnTickets", replica_id="r1", attempts=[attempt(tickets[0])])
+
+        assert not nothing.tasks
+        assert (await news).position > position
+        assert [t.episode_id for t in await more] == [tickets[0].episode_id]
+
+
+async def test_the_end_is_told_to_replicas_and_to_the_trainer(served) -> None:
+    async with served(steps=1) as client:
+        await client.start()
+        claim = await client.train_one_step()
+        early = await client("LeaseTickets", **LEASE)
+        await client("CommitCheckpoint", **CHECKPOINT | {"parent_digest": "a" * 64, "step": 1})
+        late = await client("LeaseTickets", **LEASE)
+        beyond = await client("ClaimStep", trainer_epoch=1, step=2)
+        described = await client("GetRun")
+
+    assert claim.last
+    assert (early.complete, late.complete, beyond.complete) == (False, True, True)
+    assert (described.complete, described.last_step) == (True, 1)
+
+
+async def test_the_proto_and_the_servicer_have_the_same_methods() -> None:
+    service = pb.DESCRIPTOR.services_by_name["ExperienceService"]
+
+    missing = [m.name for m in service.methods if m.name not in vars(ExperienceServicer)]
+
+    assert missing == []
+
+
+async def test_an_unknown_field_of_a_newer_client_is_ignored(served) -> None:
+    async with served() as client:
+        raw = pb.GetRunRequest(run_id=RUN).SerializeToString() + b"\xc2\x3e\x03new"
+        method = client.stub.GetRun
+        answer = await method(pb.GetRunRequest.FromString(raw), timeout=5)
+
+    assert answer.position == 1
