@@ -18,6 +18,7 @@ SMALL = (
     "experience.tasks_per_step=4",
     "experience.group_size=4",
     "experience.evaluation.every=3",
+    "experience.lease_s=3",
     "rollout.slots=16",
     "trainer.checkpoint_every=2",
 )

@@ -1,0 +1,162 @@
+"""Experience and Refit that live in this process: a run whose batches are there from the start."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from treadle_core.errors import Kind, TreadleError
+from treadle_trainer.core.claims import Claim, ClaimedTask
+from treadle_trainer.ports import (
+    TRAINER_FENCED,
+    VERSION_ENDED,
+    Acquired,
+    Checkpoint,
+    OpenedVersion,
+    RunView,
+    SentVersion,
+)
+from treadle_weights.layouts import Layout
+from treadle_weights.transport import WeightTransport
+
+_RETAINED = 2
+"""Checkpoints that stay restorable."""
+
+
+class FencedError(TreadleError):
+    """A newer trainer acquired the run."""
+
+    kind = Kind.PRECONDITION
+    reason = TRAINER_FENCED
+
+
+class VersionEndedError(TreadleError):
+    """The version is not the one in flight."""
+
+    kind = Kind.PRECONDITION
+    reason = VERSION_ENDED
+
+
+class RefusedError(TreadleError):
+    """The call does not fit the state of the run."""
+
+    kind = Kind.PRECONDITION
+    reason = "STEP_OUT_OF_ORDER"
+
+
+class MemoryExperience:
+    """Experience that forgets everything when the process ends."""
+
+    def __init__(self, batches: Sequence[tuple[ClaimedTask, ...]]) -> None:
+        """`batches` are those of the steps from 1."""
+        self._batches = batches
+        self._holder = ""
+        self.trainer_epoch = 0
+        self.trained_step = 0
+        self.lineage: list[Checkpoint] = []
+        """Committed checkpoints, oldest first."""
+        self.reports: list[tuple[int, Mapping[str, float], str]] = []
+        """Step, metrics and trace id, as they came."""
+        self.complete = asyncio.Event()
+        """Set where final evaluation is done."""
+
+    async def get_run(self, *, after: int, wait_s: float) -> RunView:
+        if after and not self.complete.is_set():
+            await _wait(self.complete, wait_s)
+        retained = tuple(reversed(self.lineage[-_RETAINED:]))
+        return RunView(after + 1, retained, self.complete.is_set())
+
+    async def acquire(self, *, holder: str, checkpoint_digest: str) -> Acquired:
+        digests = ["", *(checkpoint.digest for checkpoint in self.lineage)]
+        if checkpoint_digest not in digests or (self.lineage and not checkpoint_digest):
+            raise RefusedError("no such checkpoint", field="checkpoint_digest")
+        if holder != self._holder:
+            self._holder = holder
+            self.trainer_epoch += 1
+        del self.lineage[digests.index(checkpoint_digest) :]
+        self.trained_step = self.lineage[-1].step if self.lineage else 0
+        return Acquired(self.trainer_epoch, self.trained_step)
+
+    async def claim(self, *, trainer_epoch: int, step: int, wait_s: float) -> Claim:
+        self._check(trainer_epoch)
+        if step != self.trained_step + 1:
+            raise RefusedError("step", field="step", limit=self.trained_step + 1, value=step)
+        if step > len(self._batches):
+            return Claim(complete=True)
+        if not self._batches[step - 1]:  # this one never gets ready
+            await asyncio.sleep(wait_s)
+        return Claim(self._batches[step - 1], last=step == len(self._batches))
+
+    async def report(
+        self, *, trainer_epoch: int, step: int, metrics: Mapping[str, float], trace_id: str
+    ) -> None:
+        self._check(trainer_epoch)
+        if step not in (self.trained_step, self.trained_step + 1):
+            raise RefusedError("step", field="step", limit=self.trained_step + 1, value=step)
+        self.trained_step = step
+        self.reports.append((step, metrics, trace_id))
+
+    async def commit(self, *, trainer_epoch: int, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
+        self._check(trainer_epoch)
+        if checkpoint not in self.lineage:
+            parent = self.lineage[-1].digest if self.lineage else ""
+            if checkpoint.parent_digest != parent or checkpoint.step > self.trained_step:
+                raise RefusedError("checkpoint", field="parent_digest", limit=parent)
+            self.lineage.append(checkpoint)
+        return self.lineage[: -_RETAINED - 1 : -1]
+
+    def _check(self, trainer_epoch: int) -> None:
+        if trainer_epoch != self.trainer_epoch:
+            raise FencedError(
+                "a newer trainer holds the run",
+                field="trainer_epoch",
+                limit=self.trainer_epoch,
+                value=trainer_epoch,
+            )
+
+
+class MemoryRefit:
+    """Refit without engines: every version commits at once."""
+
+    def __init__(self, experience: MemoryExperience, transport: WeightTransport) -> None:
+        self._experience = experience
+        self._transport = transport
+        self._opened: dict[str, int] = {}
+        self._steps: dict[int, int] = {}
+        self._in_flight = 0
+        self.committed: list[tuple[int, int, Mapping[str, int]]] = []
+        """Version, step and digests of what was published, in order."""
+        self.wanted = asyncio.Event()
+        """Set where an engine needs parameters; cleared by the next version."""
+
+    async def open_version(
+        self, *, trainer_epoch: int, step: int, request_id: str, layout: Layout, trace_id: str
+    ) -> OpenedVersion:
+        self._check(trainer_epoch)
+        version = self._opened.setdefault(request_id, len(self._opened) + 1)
+        self._steps[version] = step
+        self._in_flight = version
+        return OpenedVersion(version, self._transport.arena("memory", version, layout.size()))
+
+    async def send_version(
+        self, *, trainer_epoch: int, version: int, digests: Mapping[str, int]
+    ) -> SentVersion:
+        self._check(trainer_epoch)
+        if version != self._in_flight:
+            raise VersionEndedError("version", field="version", value=version)
+        if not self.committed or self.committed[-1][0] != version:
+            self.committed.append((version, self._steps[version], digests))
+        self.wanted.clear()
+        return SentVersion(members=0, left_behind=0)
+
+    async def await_demand(self, *, published_version: int, wait_s: float) -> bool:
+        await _wait(self.wanted, wait_s)
+        return self.wanted.is_set()
+
+    def _check(self, trainer_epoch: int) -> None:
+        if trainer_epoch != self._experience.trainer_epoch:
+            raise FencedError("a newer trainer holds the run", field="trainer_epoch")
+
+
+async def _wait(event: asyncio.Event, wait_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), wait_s)

@@ -1,0 +1,164 @@
+"""CheckpointStore `local`: one folder a checkpoint, below one directory."""
+
+import errno
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from treadle_runtime.files import write_durably
+from treadle_trainer.adapters import folders
+from treadle_trainer.ports import (
+    Checkpoint,
+    CheckpointCorruptError,
+    CheckpointStoreFullError,
+    StoredCheckpoint,
+)
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+_FORMAT = 1
+_NAME = re.compile(r"step-\d{6,}(\.\d+)?")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_MANIFEST_LIMIT = 1 << 20
+"""Bytes; a manifest has a line a file."""
+
+
+class LocalCheckpoints:
+    """CheckpointStore on a local directory: `step-000010/` with a manifest of its files.
+
+    A folder is complete and durable from the moment at which it has its name. One that no ledger
+    knows is harmless: it is deleted with the next `retain`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def write(self, step: int, fill: Callable[[Path], None]) -> StoredCheckpoint:
+        try:
+            with folders.aside(self._directory) as folder:
+                fill(folder)
+                manifest = _manifest_of(folder, step)
+                (folder / MANIFEST).write_bytes(manifest)
+                target = self._free_name(step)
+                folders.install(folder, target)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise CheckpointStoreFullError(
+                f"checkpoint of step {step}: {error.strerror}",
+                field="checkpoints",
+                limit=error.strerror,
+                value=str(self._directory),
+            ) from error
+        path = f"{self._directory.name}/{target.name}"
+        return StoredCheckpoint(hashlib.sha256(manifest).hexdigest(), path)
+
+    def open(self, checkpoint: Checkpoint) -> Path:
+        folder = self._folder(checkpoint)
+        if folder.is_symlink() or not folder.is_dir():
+            raise _corrupt(checkpoint, "folder", "a directory", "none")
+        manifest = _read(checkpoint, folder / MANIFEST, _MANIFEST_LIMIT)
+        found = hashlib.sha256(manifest).hexdigest()
+        if found != checkpoint.digest:
+            raise _corrupt(checkpoint, MANIFEST, f"sha256 {checkpoint.digest}", found)
+        files = _files_in(checkpoint, manifest)
+        present = {path.name for path in folder.iterdir()} - {MANIFEST}
+        if present != set(files):
+            odd = sorted(present ^ set(files))
+            raise _corrupt(checkpoint, odd[0], "exactly the manifest's files", odd[:10])
+        for name, entry in files.items():
+            _check_file(checkpoint, folder / name, entry)
+        return folder
+
+    def mark_latest(self, checkpoint: Checkpoint) -> None:
+        name = self._folder(checkpoint).name
+        write_durably(self._directory / LATEST, f"{name}\n".encode())
+
+    def retain(self, checkpoints: Sequence[Checkpoint]) -> None:
+        kept = {self._folder(checkpoint).name for checkpoint in checkpoints}
+        for path in self._directory.iterdir():
+            if _NAME.fullmatch(path.name) and path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def remove_leftovers(self) -> Sequence[str]:
+        return folders.remove_leftovers(self._directory)
+
+    def _folder(self, checkpoint: Checkpoint) -> Path:
+        parent, _, name = checkpoint.path.rpartition("/")
+        if parent != self._directory.name or not _NAME.fullmatch(name):
+            limit = f"{self._directory.name}/step-NNNNNN"
+            raise _corrupt(checkpoint, "path", limit, checkpoint.path)
+        return self._directory / name
+
+    def _free_name(self, step: int) -> Path:
+        """The step's name; numbered where a checkpoint outside the lineage still has it."""
+        name, number = f"step-{step:06d}", 0
+        target = self._directory / name
+        while target.exists():
+            number += 1
+            target = self._directory / f"{name}.{number}"
+        return target
+
+
+def _manifest_of(folder: Path, step: int) -> bytes:
+    files = {
+        path.name: {"sha256": _sha256(path), "size": path.stat().st_size}
+        for path in sorted(folder.iterdir())
+    }
+    content = {"format": _FORMAT, "step": step, "files": files}
+    return json.dumps(content, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _files_in(checkpoint: Checkpoint, manifest: bytes) -> dict[str, dict[str, Any]]:
+    """The file entries of a manifest whose digest is right."""
+    content = cast("dict[str, Any]", json.loads(manifest))
+    if content["format"] != _FORMAT:
+        raise _corrupt(checkpoint, f"{MANIFEST}.format", _FORMAT, content["format"])
+    if content["step"] != checkpoint.step:
+        raise _corrupt(checkpoint, f"{MANIFEST}.step", checkpoint.step, content["step"])
+    files = cast("dict[str, dict[str, Any]]", content["files"])
+    for name in files:
+        if not _FILE.fullmatch(name) or name == MANIFEST:
+            raise _corrupt(checkpoint, f"{MANIFEST}.files", _FILE.pattern, repr(name[:80]))
+    return files
+
+
+def _check_file(checkpoint: Checkpoint, path: Path, entry: dict[str, Any]) -> None:
+    if path.is_symlink() or not path.is_file():
+        raise _corrupt(checkpoint, path.name, "a regular file", "none")
+    if path.stat().st_size != entry["size"]:
+        raise _corrupt(checkpoint, path.name, f"{entry['size']} bytes", path.stat().st_size)
+    found = _sha256(path)
+    if found != entry["sha256"]:
+        raise _corrupt(checkpoint, path.name, f"sha256 {entry['sha256']}", found)
+
+
+def _read(checkpoint: Checkpoint, path: Path, limit: int) -> bytes:
+    if path.is_symlink() or not path.is_file():
+        raise _corrupt(checkpoint, path.name, "a regular file", "none")
+    size = path.stat().st_size
+    if size > limit:
+        raise _corrupt(checkpoint, path.name, f"<= {limit} bytes", size)
+    return path.read_bytes()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _corrupt(
+    checkpoint: Checkpoint, name: str, limit: object, value: object
+) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"checkpoint {checkpoint.path}: {name}: expected {limit}, got {value}",
+        field=name,
+        limit=limit,
+        value=value,
+    )

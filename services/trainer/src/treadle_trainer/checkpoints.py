@@ -1,0 +1,114 @@
+"""Checkpoints of a run: all that the next step depends on, in one folder.
+
+A checkpoint is a Hugging Face folder of the policy, with the optimiser and `state.json` beside it.
+It counts once the ledger has committed it.
+"""
+
+import base64
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from treadle_core.errors import Kind, TreadleError
+from treadle_trainer.core.schedule import Schedule
+from treadle_trainer.ports import Backend, Checkpoint, CheckpointCorruptError, CheckpointStore
+
+log = logging.getLogger(__name__)
+
+STATE = "state.json"
+
+
+class NoValidCheckpointError(TreadleError):
+    """The run has checkpoints, and none can be restored. Nothing was changed."""
+
+    kind = Kind.CORRUPT
+    reason = "NO_VALID_CHECKPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """A committed checkpoint whose every byte was verified."""
+
+    checkpoint: Checkpoint
+    folder: Path
+
+
+def write(
+    store: CheckpointStore,
+    backend: Backend,
+    *,
+    run_id: str,
+    step: int,
+    parent_digest: str,
+    schedule: Schedule,
+) -> Checkpoint:
+    """Writes the present state, durably; nothing knows of it until the ledger commits it.
+
+    Raises CheckpointStoreFullError.
+    """
+    state = {
+        "run_id": run_id,
+        "step": step,
+        "parent_digest": parent_digest,
+        "schedule": asdict(schedule),
+        "rng": {"torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()},
+    }
+
+    def fill(folder: Path) -> None:
+        backend.save_policy(folder)
+        backend.save_optimizer(folder)
+        (folder / STATE).write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
+
+    stored = store.write(step, fill)
+    return Checkpoint(stored.digest, parent_digest, step, stored.path)
+
+
+def newest_valid(store: CheckpointStore, checkpoints: Sequence[Checkpoint]) -> Restorable:
+    """The first of `checkpoints`, newest first, that is whole.
+
+    Every one that is passed over is logged as an error. Raises NoValidCheckpointError naming what
+    failed of each.
+    """
+    failed: list[str] = []
+    for checkpoint in checkpoints:
+        try:
+            folder = store.open(checkpoint)
+        except CheckpointCorruptError as error:
+            log.error("passing over a corrupt checkpoint: %s", error.message)  # noqa: TRY400
+            failed.append(error.message)
+        else:
+            return Restorable(checkpoint, folder)
+    raise NoValidCheckpointError(
+        f"no checkpoint can be restored: {'; '.join(failed)}",
+        field="checkpoints",
+        limit="at least one whole",
+        value=f"{len(failed)} corrupt",
+    )
+
+
+def restore(restorable: Restorable, backend: Backend, *, run_id: str, schedule: Schedule) -> None:
+    """Brings optimiser and random numbers back; the backend was built from the folder.
+
+    A schedule that differs from the recorded one is used, and logged. Raises
+    CheckpointCorruptError where the checkpoint is another run's.
+    """
+    content = json.loads((restorable.folder / STATE).read_text())
+    state = cast("dict[str, Any]", content)
+    if state["run_id"] != run_id:
+        raise CheckpointCorruptError(
+            f"checkpoint {restorable.checkpoint.path} is of run {state['run_id']}",
+            field="run_id",
+            limit=run_id,
+            value=state["run_id"],
+        )
+    if state["schedule"] != asdict(schedule):
+        log.warning("the schedule changed from %s to %s", state["schedule"], asdict(schedule))
+    backend.restore_optimizer(restorable.folder)
+    random_state = base64.b64decode(state["rng"]["torch"])
+    torch.set_rng_state(torch.from_numpy(np.frombuffer(random_state, np.uint8).copy()))

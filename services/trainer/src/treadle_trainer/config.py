@@ -1,0 +1,106 @@
+"""What the trainer and `treadle sft` are told. Imports nothing heavy."""
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from treadle_runtime.config import Config, ServiceConfig
+from treadle_runtime.plugins import PluginConfig, of_group
+
+AdvantageConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.advantages"))]
+BackendConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.backends"))]
+DemonstrationsConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.demonstrations"))]
+LossConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.losses"))]
+TransportConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.weight_transports"))]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class OptimizerConfig(Config):
+    """AdamW and what is done to its gradient."""
+
+    learning_rate: Finite = Field(gt=0)
+    """Constant after the warm-up."""
+    betas: tuple[Rate, Rate] = (0.9, 0.95)
+    epsilon: Finite = Field(default=1e-8, gt=0)
+    weight_decay: Finite = Field(default=0.0, ge=0)
+    """Of matrices; vectors have none."""
+    max_grad_norm: Finite = Field(default=1.0, gt=0)
+    """Global norm that the gradient is clipped to."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly."""
+
+    @property
+    def backend_parameters(self) -> dict[str, Any]:
+        """What a backend's constructor takes of it."""
+        return {
+            "betas": self.betas,
+            "epsilon": self.epsilon,
+            "weight_decay": self.weight_decay,
+        }
+
+
+class TrainerConfig(ServiceConfig):
+    """The trainer: its peers, its plugins, and how often it saves."""
+
+    experience_address: str
+    """Address of the experience service."""
+    refit_address: str
+    """Address of the refit service."""
+    optimizer: OptimizerConfig
+    advantage: AdvantageConfig = PluginConfig(name="grpo")
+    """Plugin of `treadle.advantages`."""
+    loss: LossConfig = PluginConfig(name="ppo_clip")
+    """Plugin of `treadle.losses`."""
+    backend: BackendConfig = PluginConfig(name="single")
+    """Plugin of `treadle.backends`."""
+    transport: TransportConfig = PluginConfig(name="shared_memory")
+    """Plugin of `treadle.weight_transports`; the same as refit's and rollout's."""
+    microbatch_tokens: int = Field(default=4096, gt=0)
+    """Most tokens of one forward and backward pass, and so of one segment."""
+    checkpoint_every: int = Field(default=10, gt=0)
+    """Steps between checkpoints; the start and the last step always get one."""
+
+
+class SftModelConfig(Config):
+    """The policy to train: a folder to go on from, or a config and a tokenizer to begin with."""
+
+    folder: Path | None = None
+    """Hugging Face folder with parameters and tokenizer."""
+    config: Path | None = None
+    """config.json of a policy with random parameters."""
+    tokenizer: Path | None = None
+    """Folder of its tokenizer."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        given = (self.folder is not None, self.config is not None, self.tokenizer is not None)
+        if given not in ((True, False, False), (False, True, True)):
+            raise ValueError("expected either folder, or config and tokenizer")
+        return self
+
+
+class SftConfig(Config):
+    """Recipe of `treadle sft`."""
+
+    model: SftModelConfig
+    demonstrations: DemonstrationsConfig
+    """Plugin of `treadle.demonstrations`: its `read(index)` returns a Demonstration."""
+    steps: int = Field(gt=0)
+    """Optimiser steps."""
+    batch_size: int = Field(gt=0)
+    """Demonstrations of a step; step s reads the indices (s - 1) * batch_size and on."""
+    optimizer: OptimizerConfig
+    decay_at: float = Field(default=1.0, ge=0, le=1)
+    """Share of the steps after which the learning rate drops."""
+    decay_factor: Finite = Field(default=1.0, gt=0)
+    """What it is multiplied with then."""
+    microbatch_tokens: int = Field(default=4096, gt=0)
+    """Most tokens of one forward and backward pass, and so of one demonstration."""
+    backend: BackendConfig = PluginConfig(name="single")
+    """Plugin of `treadle.backends`."""
+    seed: int = 0
+    """Of the random parameters."""
+    output: Path
+    """Hugging Face folder to write; one that exists is replaced at the end."""

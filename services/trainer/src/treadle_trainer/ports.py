@@ -1,0 +1,239 @@
+"""What the trainer needs from outside, in its own words.
+
+Methods that are not coroutines block; they are called from one worker thread. Coroutines raise
+TreadleError with the reason that the contract gives, PEER_AWAY included.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from treadle_core.episodes import Segment
+from treadle_core.errors import Kind, TreadleError
+from treadle_trainer.core.claims import Claim, ClaimedEpisode
+from treadle_trainer.core.packing import MicroBatch
+from treadle_weights.layouts import Layout
+from treadle_weights.transport import Arena
+
+TRAINER_FENCED = "TRAINER_FENCED"
+"""Reason: a newer trainer acquired the run; this one must not write anything more."""
+
+VERSION_ENDED = "VERSION_ENDED"
+"""Reason: the version was aborted or replaced; the parameters want another number."""
+
+
+class Backend(Protocol):
+    """A policy's parameters, their gradient and their optimiser.
+
+    Plugins of `treadle.backends` are constructed from a Hugging Face folder, with a fresh
+    optimiser.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of the policy lie below this."""
+        ...
+
+    def logprobs(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the targets, with gradient, and entropies, without; both [M].
+
+        Under softmax(logits / temperature), in float32 or wider. A segment's do not depend on what
+        it is packed with.
+        """
+        ...
+
+    def clip_gradient(self, max_norm: float) -> float:
+        """Scales the gathered gradient to a global norm of at most `max_norm`.
+
+        Returns the norm before; where that is not finite the gradient is of no use.
+        """
+        ...
+
+    def update(self, learning_rate: float) -> None:
+        """Takes one optimiser step, and forgets the gradient."""
+        ...
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The live parameters by name, in a fixed order; read only."""
+        ...
+
+    def save_policy(self, folder: Path) -> None:
+        """Writes the policy as a Hugging Face folder, tokenizer included."""
+        ...
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Writes the optimiser's state beside it."""
+        ...
+
+    def restore_optimizer(self, folder: Path) -> None:
+        """Takes the optimiser's state from a folder that `save_optimizer` wrote.
+
+        Raises ParametersMismatchError where it is not that of these parameters.
+        """
+        ...
+
+
+class PayloadReader(Protocol):
+    """Where the heavy part of episodes comes from."""
+
+    def read(self, episode: ClaimedEpisode) -> tuple[Segment, ...]:
+        """The segments, at least one, checked against the payload's sha256.
+
+        Raises PayloadMissingError, PayloadCorruptError or InvalidFieldError.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as the ledger knows it."""
+
+    digest: str
+    """sha256 of its manifest, 64 hex digits."""
+    parent_digest: str
+    """Digest of the one before it; empty for the first."""
+    step: int
+    """Last step that it covers; 0 for the start parameters."""
+    path: str
+    """Where it lies, relative to the run's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """What a store wrote."""
+
+    digest: str
+    path: str
+    """Relative to the run's directory."""
+
+
+class CheckpointCorruptError(TreadleError):
+    """A checkpoint is not, byte for byte, what its digest says; `field` names the file."""
+
+    kind = Kind.CORRUPT
+    reason = "CHECKPOINT_CORRUPT"
+
+
+class CheckpointStoreFullError(TreadleError):
+    """There is no room for a checkpoint; nothing of it was kept, and nothing older was lost."""
+
+    kind = Kind.EXHAUSTED
+    reason = "CHECKPOINT_STORE_FULL"
+
+
+class CheckpointStore(Protocol):
+    """Folders of files that are whole or not there."""
+
+    def write(self, step: int, fill: Callable[[Path], None]) -> StoredCheckpoint:
+        """Lets `fill` write files into an empty folder, and stores them under a manifest.
+
+        Durable when it returns. Raises CheckpointStoreFullError.
+        """
+        ...
+
+    def open(self, checkpoint: Checkpoint) -> Path:
+        """The folder, every byte verified. Raises CheckpointCorruptError."""
+        ...
+
+    def mark_latest(self, checkpoint: Checkpoint) -> None:
+        """Leaves a hint for people which one is the newest; nothing reads it."""
+        ...
+
+    def retain(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Deletes all others."""
+        ...
+
+    def remove_leftovers(self) -> Sequence[str]:
+        """Removes what crashed writers left; returns names. Call it when no other one writes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as the ledger describes it."""
+
+    position: int
+    """Of the journal."""
+    checkpoints: tuple[Checkpoint, ...]
+    """Restorable, newest first."""
+    complete: bool
+    """All is done, final evaluation included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """The right to train a run."""
+
+    trainer_epoch: int
+    step: int
+    """Step of the checkpoint that was named; 0 when none was."""
+
+
+class Experience(Protocol):
+    """The ledger of one run. Mutations are keyed, so that repeating one is safe."""
+
+    async def get_run(self, *, after: int, wait_s: float) -> RunView:
+        """Waits up to `wait_s` for a position beyond `after`."""
+        ...
+
+    async def acquire(self, *, holder: str, checkpoint_digest: str) -> Acquired:
+        """Makes `holder` the only trainer, going on from a checkpoint ("" on a first start)."""
+        ...
+
+    async def claim(self, *, trainer_epoch: int, step: int, wait_s: float) -> Claim:
+        """Waits up to `wait_s` for the batch of a step."""
+        ...
+
+    async def report(
+        self, *, trainer_epoch: int, step: int, metrics: Mapping[str, float], trace_id: str
+    ) -> None:
+        """Says that a step was trained; nothing of it is durable yet."""
+        ...
+
+    async def commit(self, *, trainer_epoch: int, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
+        """Commits a checkpoint; returns all that must stay restorable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedVersion:
+    """A publication number, and where its bytes go."""
+
+    version: int
+    arena: Arena
+
+
+@dataclass(frozen=True, slots=True)
+class SentVersion:
+    """Who got a version before it was committed."""
+
+    members: int
+    """Engines that verified it."""
+    left_behind: int
+    """Members that did not in time."""
+
+
+class Refit(Protocol):
+    """The way of one run's parameters to its engines."""
+
+    async def open_version(
+        self, *, trainer_epoch: int, step: int, request_id: str, layout: Layout, trace_id: str
+    ) -> OpenedVersion:
+        """Gets the number of a publication. Keyed by `request_id`; ends the one in flight."""
+        ...
+
+    async def send_version(
+        self, *, trainer_epoch: int, version: int, digests: Mapping[str, int]
+    ) -> SentVersion:
+        """Says that the bytes lie complete; returns once the version is committed.
+
+        Raises VERSION_ENDED where the parameters want another number.
+        """
+        ...
+
+    async def await_demand(self, *, published_version: int, wait_s: float) -> bool:
+        """Waits up to `wait_s` until an engine needs parameters that only the trainer has."""
+        ...

@@ -1,0 +1,105 @@
+"""Publishing parameters: a number from the ledger, bytes to the engines, a commit."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treadle_core.errors import TreadleError
+from treadle_trainer.ports import VERSION_ENDED, Refit
+from treadle_weights.layouts import Layout, whole
+from treadle_weights.transport import Arena, WeightSender
+
+log = logging.getLogger(__name__)
+
+Compute = Callable[..., Awaitable[Any]]
+"""Calls a function with arguments in the worker thread."""
+
+_MOST_TRIES = 8
+_FIRST_DELAY_S = 0.05
+_LONGEST_DELAY_S = 2.0
+
+
+class Publisher:
+    """Publishes a trainer's parameters as versions."""
+
+    def __init__(self, refit: Refit, sender: WeightSender, compute: Compute) -> None:
+        self._refit = refit
+        self._sender = sender
+        self._compute = compute
+        self.version = 0
+        """Newest version that was published; 0 for none."""
+
+    async def publish(
+        self, parameters: Mapping[str, Tensor], *, trainer_epoch: int, step: int, trace_id: str
+    ) -> int:
+        """Publishes `parameters`, which nobody writes meanwhile, and returns their version.
+
+        A version that ends before it is committed is followed by the same parameters under the
+        next number. Raises TreadleError with the peer's reason, VERSION_ENDED when that goes on.
+        """
+        layout = layout_of(parameters)
+        for attempt in range(_MOST_TRIES):
+            try:
+                return await self._try(parameters, layout, trainer_epoch, step, trace_id)
+            except TreadleError as error:
+                if error.reason != VERSION_ENDED or attempt == _MOST_TRIES - 1:
+                    raise
+                log.warning("step %d is published anew: %s", step, error.message)
+            await asyncio.sleep(min(_FIRST_DELAY_S * 2**attempt, _LONGEST_DELAY_S))
+        raise AssertionError
+
+    async def _try(
+        self,
+        parameters: Mapping[str, Tensor],
+        layout: Layout,
+        trainer_epoch: int,
+        step: int,
+        trace_id: str,
+    ) -> int:
+        opened = await self._refit.open_version(
+            trainer_epoch=trainer_epoch,
+            step=step,
+            request_id=uuid.uuid4().hex,
+            layout=layout,
+            trace_id=trace_id,
+        )
+        digests = await self._compute(self._fill, opened.arena, layout, parameters)
+        try:
+            sent = await self._refit.send_version(
+                trainer_epoch=trainer_epoch, version=opened.version, digests=digests
+            )
+        except TreadleError as error:
+            if error.reason == VERSION_ENDED:
+                await self._compute(self._sender.discard, opened.arena)
+            raise
+        await self._compute(self._sender.keep, opened.arena)
+        if sent.left_behind:
+            log.warning("version %d left %d engines behind", opened.version, sent.left_behind)
+        self.version = opened.version
+        return opened.version
+
+    def _fill(
+        self, arena: Arena, layout: Layout, parameters: Mapping[str, Tensor]
+    ) -> dict[str, int]:
+        return self._sender.send(arena, layout, _arrays(parameters))
+
+
+def layout_of(parameters: Mapping[str, Tensor]) -> Layout:
+    """All of them whole, one after the other."""
+    return whole(
+        {
+            name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in parameters.items()
+        }
+    )
+
+
+def _arrays(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The parameters on the host, one at a time."""
+    for name, tensor in parameters.items():
+        yield name, tensor.cpu().numpy()

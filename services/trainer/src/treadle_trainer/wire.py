@@ -1,0 +1,97 @@
+"""The contract's messages to the trainer's words and back."""
+
+from collections.abc import Iterable
+
+from google.protobuf.duration_pb2 import Duration
+
+from treadle.episode.v1 import episode_pb2
+from treadle.experience.v1 import experience_service_pb2 as experience_pb
+from treadle.trainer.v1 import trainer_service_pb2 as pb
+from treadle_core.episodes import Termination
+from treadle_core.errors import InvalidFieldError
+from treadle_payloads.store import PayloadReference
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask
+from treadle_trainer.core.status import Phase, TrainerStatus
+from treadle_trainer.ports import Checkpoint, RunView
+
+_TERMINATIONS = {
+    episode_pb2.TERMINATION_FINISHED: Termination.FINISHED,
+    episode_pb2.TERMINATION_TRUNCATED: Termination.TRUNCATED,
+    episode_pb2.TERMINATION_FAILED: Termination.FAILED,
+}
+_PHASES = {
+    Phase.STARTING: pb.TRAINER_PHASE_STARTING,
+    Phase.CLAIMING: pb.TRAINER_PHASE_CLAIMING,
+    Phase.TRAINING: pb.TRAINER_PHASE_TRAINING,
+    Phase.CHECKPOINTING: pb.TRAINER_PHASE_CHECKPOINTING,
+    Phase.PUBLISHING: pb.TRAINER_PHASE_PUBLISHING,
+    Phase.COMPLETE: pb.TRAINER_PHASE_COMPLETE,
+}
+
+
+def claim_from_wire(message: experience_pb.ClaimStepResponse) -> Claim:
+    """Raises InvalidFieldError, its field led by the episode's id."""
+    return Claim(
+        tasks=tuple(
+            ClaimedTask(task.task_id, tuple(map(_episode_from_wire, task.episodes)))
+            for task in message.tasks
+        ),
+        complete=message.complete,
+        last=message.last,
+    )
+
+
+def _episode_from_wire(message: experience_pb.ClaimedEpisode) -> ClaimedEpisode:
+    result = message.result
+    termination = _TERMINATIONS.get(result.termination)
+    if termination is None:
+        raise InvalidFieldError(
+            f"{message.episode_id}.termination", limit="a known one", value=result.termination
+        )
+    if message.oldest_step < 0:
+        raise InvalidFieldError(
+            f"{message.episode_id}.oldest_step", limit=">= 0", value=message.oldest_step
+        )
+    payload = result.payload
+    return ClaimedEpisode(
+        episode_id=message.episode_id,
+        attempt=message.attempt,
+        index=message.index,
+        reward=result.reward if result.HasField("reward") else None,
+        termination=termination,
+        num_tokens=result.num_tokens,
+        num_trained=result.num_trained,
+        versions=tuple(result.versions),
+        oldest_step=message.oldest_step,
+        payload=PayloadReference(payload.sha256, payload.size),
+        inline=payload.inline if payload.HasField("inline") else None,
+        metrics=dict(result.metrics),
+        traceparent=result.traceparent,
+    )
+
+
+def run_from_wire(message: experience_pb.GetRunResponse) -> RunView:
+    return RunView(message.position, checkpoints_from_wire(message.checkpoints), message.complete)
+
+
+def checkpoints_from_wire(
+    messages: Iterable[experience_pb.Checkpoint],
+) -> tuple[Checkpoint, ...]:
+    return tuple(Checkpoint(m.digest, m.parent_digest, m.step, m.path) for m in messages)
+
+
+def status_to_wire(status: TrainerStatus) -> pb.GetTrainerResponse:
+    return pb.GetTrainerResponse(
+        trainer_epoch=status.trainer_epoch,
+        step=status.step,
+        phase=_PHASES[status.phase],
+        waited_s=status.waited_s,
+        up_s=status.up_s,
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """`seconds` as the contract has them."""
+    message = Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message

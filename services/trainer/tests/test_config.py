@@ -1,0 +1,69 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from treadle_runtime.config import load
+from treadle_trainer.config import TrainerConfig
+from treadle_trainer.core.advantages.grpo import Grpo
+from treadle_trainer.core.losses.ppo_clip import PpoClip
+from treadle_trainer.core.schedule import Schedule
+from treadle_trainer.main import recipe_of
+
+RECIPE = {
+    "run": {"id": "run", "dir": "runs/x", "model": "policy"},
+    "listen": "unix:/tmp/trainer",
+    "experience_address": "unix:/tmp/experience",
+    "refit_address": "unix:/tmp/refit",
+    "optimizer": {
+        "learning_rate": 4.0e-4,
+        "betas": [0.9, 0.95],
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+    },
+    "advantage": {"name": "grpo"},
+    "loss": {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28},
+    "microbatch_tokens": 1024,
+    "checkpoint_every": 10,
+}
+
+
+def test_the_recipe_of_the_demo_builds(tmp_path):
+    path = tmp_path / "trainer.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    recipe = recipe_of(load(TrainerConfig, ["--config", str(path)]))
+    assert recipe.advantage == Grpo()
+    assert recipe.loss == PpoClip(0.2, 0.28)
+    assert recipe.schedule == Schedule(4e-4)
+    assert recipe.settings.microbatch_tokens == 1024
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        pytest.param("checkpont_every=1", "did you mean checkpoint_every", id="typo"),
+        pytest.param("optimizer.learning_rate=0", "optimizer.learning_rate", id="rate"),
+        pytest.param("loss.clip_hgh=1", "did you mean clip_high", id="plugin-parameter"),
+        pytest.param("advantage.name=gppo", "did you mean grpo", id="plugin"),
+        pytest.param("optimizer.learning_rate=.inf", "finite", id="infinite-rate"),
+        pytest.param("microbatch_tokens=0", "microbatch_tokens", id="no-tokens"),
+        pytest.param("optimizer.betas=[1.0, 0.9]", "optimizer.betas", id="betas"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(tmp_path, capsys, override, message):
+    path = tmp_path / "trainer.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    with pytest.raises(SystemExit):
+        load(TrainerConfig, ["--config", str(path), override])
+    assert message in capsys.readouterr().err
+
+
+def test_the_configuration_imports_nothing_heavy():
+    code = (
+        "import json, sys, treadle_trainer.config; "
+        "print(json.dumps([m for m in ('torch', 'transformers', 'grpc') if m in sys.modules]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert json.loads(answer.stdout) == []
