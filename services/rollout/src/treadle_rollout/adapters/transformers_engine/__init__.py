@@ -1,0 +1,1 @@
+"""Engine `transformers`: a Hugging Face causal language model, decoded in this process."""

@@ -1,0 +1,324 @@
+"""The engine as the replica sees it: coroutines on one side, a decoding thread on the other.
+
+The thread takes orders between two forwards and answers all calls that ended in a forward with
+one wake-up of the event loop.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from treadle_core.errors import InvalidFieldError, TreadleError
+from treadle_rollout.adapters.transformers_engine.acceptance import accept
+from treadle_rollout.adapters.transformers_engine.decoder import Counts, Decoder
+from treadle_rollout.adapters.transformers_engine.policy import Policy
+from treadle_rollout.adapters.transformers_engine.stops import stop_token_ids
+from treadle_rollout.core.errors import (
+    ContextOverflowError,
+    EngineBrokenError,
+    EngineClosedError,
+)
+from treadle_rollout.ports import Generation, GenerationRequest
+from treadle_weights.layouts import Layout
+
+_BATCH_TOKENS = 2048
+"""Most tokens of one forward: bounds its memory, and how long a prompt holds up the others."""
+
+_MASK_CELLS = 2**23
+"""Bounds tokens * context of one forward, the size of its attention masks."""
+
+_SINGLY = 32
+"""With graphs a step of single tokens costs a small part of any other, so that a reply or a short
+prompt is fed token by token where it would hold up a majority."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    call: int
+    request: GenerationRequest
+    future: "asyncio.Future[Generation]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Release:
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Install:
+    version: int
+    future: "asyncio.Future[None]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Order: TypeAlias = _Submit | _Cancel | _Release | _Install | _Close
+_Answer: TypeAlias = "tuple[asyncio.Future[Generation] | asyncio.Future[None], object]"
+
+
+class TransformersEngine:
+    """Engine `transformers`: decodes a Hugging Face model in this process, many calls at once.
+
+    Greedy calls (temperature 0) report the log-probability at temperature 1; see `sampling`.
+
+    Args:
+        model: Hugging Face model folder.
+        max_context: most tokens of prompt and generation together.
+        slots: calls that run at once and sessions whose keys are kept; further calls wait their
+            turn, first come, first served, and take the slot that has been idle longest.
+        dtype: of parameters, keys and arithmetic: float32, bfloat16 or float16.
+        device: torch device.
+        seed: of the sampling.
+        stop_tokens: tokens or ids that end a turn; by default those that the folder declares.
+        threads: of torch on the CPU, for the whole process.
+        cuda_graphs: replay steps that feed one token a slot as CUDA graphs; on a GPU alone.
+
+    Raises:
+        InvalidFieldError: an argument is outside its limits.
+        UnsupportedModelError: the model cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: Path | str,
+        max_context: int,
+        slots: int,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        seed: int = 0,
+        stop_tokens: Sequence[str | int] | None = None,
+        threads: int = 1,
+        cuda_graphs: bool = True,
+    ) -> None:
+        if slots < 1:
+            raise InvalidFieldError("engine.slots", limit=">= 1", value=slots)
+        torch.set_num_threads(threads)
+        folder = Path(model)
+        with torch.inference_mode():
+            policy = Policy(
+                folder, dtype=dtype, device=device, slots=slots, max_context=max_context
+            )
+            graphs = cuda_graphs and policy.device.type == "cuda"
+            accept(policy, slots=slots, max_context=max_context, graphs=graphs)
+        self._policy = policy
+        self._max_context = max_context
+        self._stops = stop_token_ids(folder, stop_tokens, vocabulary=policy.vocabulary)
+        self._decoder = Decoder(
+            policy,
+            slots=slots,
+            max_context=max_context,
+            stop_ids=self._stops,
+            batch_tokens=max(64, min(_BATCH_TOKENS, _MASK_CELLS // max_context)),
+            singly=_SINGLY if graphs else 1,
+            seed=seed,
+        )
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._futures: dict[int, asyncio.Future[Generation]] = {}
+        # Guards the hand-over at the thread's end: an order is either seen by it or refused.
+        self._gate = threading.Lock()
+        self._ended: Callable[[], TreadleError] | None = None
+        self._installing: asyncio.Future[None] | None = None
+        self._thread = threading.Thread(target=self._decode, name="decode", daemon=True)
+        self._thread.start()
+
+    @property
+    def served_version(self) -> int:
+        """Version installed now; 0 before the first install, until which calls wait."""
+        return self._decoder.version
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and generation together."""
+        return self._max_context
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end a turn."""
+        return self._stops
+
+    @property
+    def layout(self) -> Layout:
+        """The named parameters, tied ones once, in the model's order."""
+        return self._policy.layout
+
+    @property
+    def arrival(self) -> NDArray[np.uint8]:
+        """Buffer that the next version's bytes are written into, [bytes]."""
+        return self._policy.arrival
+
+    @property
+    def counts(self) -> Counts:
+        """What was done so far; rises while it is read."""
+        return self._decoder.counts
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Samples one turn. Cancelling the call frees its place at the next token.
+
+        Raises:
+            InvalidFieldError: a field of the request is outside its limits.
+            ContextOverflowError: the prompt leaves no room for a token.
+            NonFiniteLogprobError: a sampled token has no finite log-probability.
+            EngineClosedError: the engine is or was closed.
+            EngineBrokenError: decoding ended by an unexpected error.
+        """
+        self._check(request)
+        call = next(self._numbers)
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._send(_Submit(call, request, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineClosedError, EngineBrokenError):
+                self._send(_Cancel(call))
+            raise
+
+    def release(self, session: str) -> None:
+        """Forgets what is cached for a session; unknown sessions are ignored."""
+        with contextlib.suppress(EngineClosedError, EngineBrokenError):
+            self._send(_Release(session))
+
+    async def install(self, version: int) -> None:
+        """Makes the bytes in `arrival` the served version, wholly, between two tokens.
+
+        Installing the served version again changes nothing. Once called, the install happens;
+        a cancelled call still waits for it, since the buffer must not change under it.
+
+        Raises:
+            InvalidFieldError: the version is older than the served one.
+            EngineClosedError, EngineBrokenError: as `generate`.
+        """
+        if version < max(self.served_version, 1):
+            raise InvalidFieldError("version", limit=f">= {self.served_version}", value=version)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._send(_Install(version, future))
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    async def close(self) -> None:
+        """Fails what runs with EngineClosedError and ends the thread; may be called again."""
+        with contextlib.suppress(EngineClosedError, EngineBrokenError):
+            self._send(_Close())
+        await asyncio.to_thread(self._thread.join)
+
+    def _check(self, request: GenerationRequest) -> None:
+        ids, sampling = request.token_ids, request.sampling
+        if ids.ndim != 1 or ids.size == 0 or ids.dtype != np.int32:
+            shape = f"{ids.dtype.name} {list(ids.shape)}"
+            raise InvalidFieldError("token_ids", limit="int32 [P], P >= 1", value=shape)
+        if ids.size >= self._max_context:
+            raise ContextOverflowError(prompt_tokens=ids.size, max_context=self._max_context)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self._policy.vocabulary:
+            limit = f"0 to {self._policy.vocabulary - 1}"
+            raise InvalidFieldError("token_ids", limit=limit, value=low if low < 0 else high)
+        if sampling.max_tokens < 1:
+            raise InvalidFieldError("max_tokens", limit=">= 1", value=sampling.max_tokens)
+        if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+            raise InvalidFieldError("temperature", limit=">= 0", value=sampling.temperature)
+
+    def _send(self, order: _Order) -> None:
+        with self._gate:
+            if self._ended is not None:
+                raise self._ended()
+            self._orders.put(order)
+
+    def _decode(self) -> None:
+        """The thread: orders, one step, answers; until closed or broken."""
+        ended: Callable[[], TreadleError] = EngineClosedError
+        try:
+            with torch.inference_mode():
+                while self._take_orders():
+                    self._answer(
+                        [(self._futures.pop(call), out) for call, out in self._decoder.step()]
+                    )
+        except Exception as error:
+            _logger.exception("decoding ended")
+            ended = partial(EngineBrokenError, error)
+        self._end(ended)
+
+    def _take_orders(self) -> bool:
+        """Carries out what was ordered; waits for an order where a step would do nothing."""
+        while self._decoder.idle or not self._orders.empty():
+            match self._orders.get():
+                case _Submit(call, request, future):
+                    self._futures[call] = future
+                    self._decoder.submit(call, request)
+                case _Cancel(call):
+                    self._decoder.cancel(call)
+                    self._futures.pop(call, None)
+                case _Release(session):
+                    self._decoder.release(session)
+                case _Install(version, future):
+                    self._install(version, future)
+                case _Close():
+                    return False
+        return True
+
+    def _install(self, version: int, future: "asyncio.Future[None]") -> None:
+        self._installing = future
+        if version > self._decoder.version:
+            self._decoder.install(version)
+        self._installing = None
+        self._answer([(future, None)])
+
+    def _end(self, error: Callable[[], TreadleError]) -> None:
+        """Refuses further orders and fails all that are open."""
+        with self._gate:
+            self._ended = error
+        answers: list[_Answer] = [(future, error()) for future in self._futures.values()]
+        self._futures.clear()
+        if self._installing is not None:
+            answers.append((self._installing, error()))
+        while not self._orders.empty():
+            match self._orders.get():
+                case _Submit(_, _, future) | _Install(_, future):
+                    answers.append((future, error()))
+                case _:
+                    pass
+        self._answer(answers)
+
+    def _answer(self, answers: Sequence[_Answer]) -> None:
+        """Wakes each event loop once."""
+        for loop in {future.get_loop() for future, _ in answers}:
+            own = [answer for answer in answers if answer[0].get_loop() is loop]
+            # A loop that was closed has nobody left who waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_deliver, own)
+
+
+def _deliver(answers: Sequence[_Answer]) -> None:
+    for future, outcome in answers:
+        if future.done():
+            continue
+        if isinstance(outcome, TreadleError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,198 @@
+"""One attempt at an episode: from its ticket to an end that the ledger knows."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from opentelemetry.context import Context
+from opentelemetry.trace import Tracer
+
+from treadle_agents.failures import EpisodeError
+from treadle_agents.loop import Outcome
+from treadle_agents.record import Generated, Recorder
+from treadle_core.episodes import FailureClass, Segment, Termination
+from treadle_core.errors import Kind, TreadleError
+from treadle_core.tickets import Sampling, Ticket
+from treadle_payloads.codec import encode_payload
+from treadle_payloads.store import INLINE_LIMIT, PayloadStore
+from treadle_rollout.core.results import Verdict, result_of, verdict
+from treadle_rollout.ports import (
+    Agents,
+    AgentsLostError,
+    Attempt,
+    Engine,
+    Experience,
+    Failure,
+    FinishReason,
+    GenerationRequest,
+    Job,
+)
+from treadle_runtime import telemetry
+
+log = logging.getLogger(__name__)
+
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSettings:
+    """How attempts are run."""
+
+    run_id: str
+    max_turns: int
+    failure_reward: float | None = None
+    """Reward of an episode that the policy failed; None: it is a failed attempt like others."""
+    delivery_s: float = 300.0
+    """Seconds for which a report is repeated while the ledger does not take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRunner:
+    """Plays a ticket with the agents and the engine, and reports what came of it."""
+
+    settings: AttemptSettings
+    experience: Experience
+    engine: Engine
+    agents: Agents
+    payloads: PayloadStore
+    on_tokens: Callable[[int], None]
+    """Told of every turn how many tokens it sampled."""
+    tracer: Tracer = field(default_factory=telemetry.tracer)
+
+    async def run(self, ticket: Ticket) -> str:
+        """Returns how the attempt ended, in a word. Cancelling it reports nothing.
+
+        Raises TreadleError when the ledger is another run's, or the engine is broken.
+        """
+        attempt = Attempt(ticket.episode_id, ticket.attempt)
+        with self.tracer.start_as_current_span(
+            "episode",
+            context=Context(),  # a root, whatever leased the ticket
+            attributes={
+                "treadle.run": self.settings.run_id,
+                "treadle.episode": ticket.episode_id,
+                "treadle.attempt": ticket.attempt,
+            },
+        ) as span:
+            traceparent = telemetry.traceparent(span)
+            try:
+                segments, outcome = await self._play(ticket)
+            except AgentsLostError as error:
+                log.info("episode %s is handed back: %s", ticket.episode_id, error)
+                handed = await self._deliver(partial(self.experience.hand_back, [attempt]))
+                return "handed_back" if handed is None else "dropped"
+            except EpisodeError as error:
+                failure = Failure(error.failure_class, error.message, traceparent)
+                return await self._fail(attempt, failure)
+            return await self._complete(attempt, segments, outcome, traceparent)
+
+    async def _play(self, ticket: Ticket) -> tuple[tuple[Segment, ...], Outcome]:
+        """Raises EpisodeError or AgentsLostError."""
+        session = f"{ticket.episode_id}-{ticket.attempt}"
+        generate = partial(self._generate, session)
+        recorder = Recorder(generate, ticket.sampling, self.engine.max_context)
+        job = Job(
+            task=ticket.spec,
+            max_context=self.engine.max_context,
+            max_turns=self.settings.max_turns,
+            deadline_s=ticket.deadline_s,
+        )
+        try:
+            try:
+                outcome = await self.agents.play(job, recorder.extend)
+            except EpisodeError as error:
+                outcome = self._rewarded(error)
+            segments = recorder.segments(trainable=not ticket.evaluation)
+        except TreadleError as error:
+            if error.kind is Kind.BROKEN:
+                raise
+            message = f"engine: {error.reason}: {error.message}"
+            raise EpisodeError(FailureClass.INFRASTRUCTURE, message) from error
+        finally:
+            self.engine.release(session)
+        if not segments:
+            message = "the agent ended the episode before the policy said anything"
+            raise EpisodeError(FailureClass.ENVIRONMENT, message)
+        return segments, outcome
+
+    def _rewarded(self, error: EpisodeError) -> Outcome:
+        """What a failure is worth where the recipe says so; else raises it."""
+        reward = self.settings.failure_reward
+        if reward is None or error.failure_class is not FailureClass.POLICY:
+            raise error
+        return Outcome(reward, Termination.FAILED, {}, ())
+
+    async def _generate(
+        self, session: str, prompt: NDArray[np.int32], sampling: Sampling
+    ) -> Generated:
+        with self.tracer.start_as_current_span("turn") as span:
+            made = await self.engine.generate(GenerationRequest(session, prompt, sampling))
+            span.set_attribute("treadle.version", int(made.policy_version.max(initial=0)))
+        self.on_tokens(made.token_ids.size)
+        return Generated(
+            token_ids=made.token_ids,
+            logprobs=made.logprobs,
+            policy_version=made.policy_version,
+            context_version=made.context_version,
+            length=made.finish is FinishReason.LENGTH,
+        )
+
+    async def _complete(
+        self,
+        attempt: Attempt,
+        segments: tuple[Segment, ...],
+        outcome: Outcome,
+        traceparent: str,
+    ) -> str:
+        data = encode_payload(segments)
+        result = result_of(
+            segments, outcome, data=data, inline_limit=INLINE_LIMIT, traceparent=traceparent
+        )
+
+        async def complete() -> None:
+            if result.payload.inline is None:
+                await asyncio.to_thread(self.payloads.put, data)
+            await self.experience.complete(attempt, result)
+
+        refused = await self._deliver(complete)
+        if refused is None:
+            return "completed"
+        if verdict(refused) is not Verdict.REFUSED:
+            return "dropped"
+        message = f"the ledger refused the result: {refused.reason}: {refused.message}"
+        failure = Failure(FailureClass.INFRASTRUCTURE, message, traceparent)
+        return await self._fail(attempt, failure)
+
+    async def _fail(self, attempt: Attempt, failure: Failure) -> str:
+        log.info("episode %s failed: %s", attempt.episode_id, failure.message)
+        refused = await self._deliver(partial(self.experience.fail, attempt, failure))
+        return f"failed_{failure.failure_class}" if refused is None else "dropped"
+
+    async def _deliver(self, report: Callable[[], Awaitable[None]]) -> TreadleError | None:
+        """Repeats a report until the ledger took it; returns why it did not.
+
+        Raises TreadleError when the ledger is another run's.
+        """
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self.settings.delivery_s
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                await report()
+            except TreadleError as error:
+                decided = verdict(error)
+                if decided is Verdict.END:
+                    raise
+                if decided is not Verdict.RETRY or loop.time() + delay_s > give_up:
+                    log.warning("a report was not taken: %s: %s", error.reason, error.message)
+                    return error
+            else:
+                return None
+            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311, jitter
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)

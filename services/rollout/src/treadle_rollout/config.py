@@ -1,0 +1,32 @@
+"""What the rollout service is told. Imports nothing heavy."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from treadle_core.episodes import MAX_REWARD
+from treadle_runtime.config import ServiceConfig
+from treadle_runtime.plugins import PluginConfig, of_group
+
+
+class RolloutConfig(ServiceConfig):
+    """One engine, the agents that use it, and its peers."""
+
+    experience_address: str
+    """Address of the experience service."""
+    refit_address: str
+    """Address of the refit service."""
+    engine: Annotated[PluginConfig, AfterValidator(of_group("treadle.engines"))]
+    """Plugin of `treadle.engines`; it is given the run's `model` and `seed`, and `slots`."""
+    agent: Annotated[PluginConfig, AfterValidator(of_group("treadle.agents"))]
+    """Plugin of `treadle.agents`: an Env."""
+    slots: int = Field(ge=1, le=4096)
+    """Episodes that run at once."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes that agents run in; each hosts its share of the slots."""
+    max_turns: int = Field(ge=1)
+    """Turns after which an episode is truncated."""
+    failure_reward: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
+    """Reward of an episode that the policy failed; none: a failed attempt, which is retried."""
+    grace_s: float = Field(default=20.0, ge=0)
+    """Seconds that running episodes get when the replica drains; then they are handed back."""

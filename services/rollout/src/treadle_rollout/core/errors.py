@@ -1,0 +1,63 @@
+"""Why the rollout service refuses or fails; one class a reason."""
+
+from treadle_core.errors import Kind, TreadleError
+
+
+class ContextOverflowError(TreadleError):
+    """A prompt leaves no room in the engine's context for one sampled token."""
+
+    kind = Kind.INVALID
+    reason = "CONTEXT_OVERFLOW"
+
+    def __init__(self, *, prompt_tokens: int, max_context: int) -> None:
+        super().__init__(
+            f"a prompt of {prompt_tokens} tokens leaves no room in a context of {max_context}",
+            field="token_ids",
+            limit=max_context - 1,
+            value=prompt_tokens,
+        )
+
+
+class NonFiniteLogprobError(TreadleError):
+    """The policy gave a sampled token no finite log-probability; the turn is lost."""
+
+    kind = Kind.PRECONDITION
+    reason = "NON_FINITE_LOGPROB"
+
+    def __init__(self, *, version: int, position: int, value: float) -> None:
+        super().__init__(
+            f"version {version} gave the token at position {position} log-probability {value}",
+            field="logprobs",
+            limit="finite",
+            value=value,
+        )
+
+
+class EngineClosedError(TreadleError):
+    """The engine was closed before the call was done."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "ENGINE_CLOSED"
+
+    def __init__(self) -> None:
+        super().__init__("the engine is closed")
+
+
+class EngineBrokenError(TreadleError):
+    """The engine's decoding ended by an unexpected error; the process should end."""
+
+    kind = Kind.BROKEN
+    reason = "ENGINE_BROKEN"
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"decoding ended: {type(cause).__name__}: {cause}")
+
+
+class UnsupportedModelError(TreadleError):
+    """A model cannot be served by this engine."""
+
+    kind = Kind.INVALID
+    reason = "UNSUPPORTED_MODEL"
+
+    def __init__(self, model: str, why: str) -> None:
+        super().__init__(f"{model}: {why}", field="model", limit="a servable model", value=model)

@@ -1,0 +1,78 @@
+"""What is reported of an attempt, and what a refusal of the report means."""
+
+import hashlib
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+
+from treadle_agents.loop import Outcome
+from treadle_core.episodes import Segment
+from treadle_core.errors import Kind, TreadleError
+from treadle_rollout.ports import Payload, Result
+
+
+class Verdict(StrEnum):
+    """What to do about a report that the ledger did not take."""
+
+    RETRY = "retry"
+    """It may take the same report later."""
+    DROP = "drop"
+    """It does not want it, and is right: the attempt no longer counts."""
+    REFUSED = "refused"
+    """It will never take this report; the attempt has failed."""
+    END = "end"
+    """This process works for another run, or the ledger is not what it was."""
+
+
+_DROPPED = {"STALE_ATTEMPT", "UNKNOWN_EPISODE", "RESULT_CONFLICT"}
+_LATER = {Kind.UNAVAILABLE, Kind.EXHAUSTED, Kind.CORRUPT, Kind.BROKEN}
+
+
+def verdict(error: TreadleError) -> Verdict:
+    """Reads a refusal. Corrupt bytes are sent again, and a fenced writer has a successor."""
+    if error.reason == "WRONG_RUN":
+        return Verdict.END
+    if error.reason in _DROPPED:
+        return Verdict.DROP
+    if error.kind in _LATER or error.reason == "WRITER_FENCED":
+        return Verdict.RETRY
+    return Verdict.REFUSED
+
+
+def result_of(
+    segments: Sequence[Segment],
+    outcome: Outcome,
+    *,
+    data: bytes,
+    inline_limit: int,
+    traceparent: str,
+) -> Result:
+    """The report of an episode whose segments are serialised as `data`.
+
+    The bytes travel inside it when they are at most `inline_limit`.
+    """
+    return Result(
+        reward=outcome.reward,
+        termination=outcome.termination,
+        metrics=outcome.metrics,
+        turn_rewards=outcome.turn_rewards,
+        num_tokens=sum(segment.num_tokens for segment in segments),
+        num_trained=sum(segment.num_trained for segment in segments),
+        versions=versions_of(segments),
+        traceparent=traceparent,
+        payload=Payload(
+            sha256=hashlib.sha256(data).hexdigest(),
+            size=len(data),
+            inline=data if len(data) <= inline_limit else None,
+        ),
+    )
+
+
+def versions_of(segments: Sequence[Segment]) -> tuple[int, ...]:
+    """Distinct policy and context versions of all sampled tokens, ascending."""
+    found: set[int] = set()
+    for segment in segments:
+        for versions in (segment.policy_version, segment.context_version):
+            found.update(np.unique(versions[segment.sampled]).tolist())
+    return tuple(sorted(found))

@@ -1,0 +1,209 @@
+"""Process that agents run in: `python -m treadle_rollout.worker FD`, FD being a socket.
+
+It hosts many episodes at once and holds neither weights nor records: token ids come and go over
+the socket, and the replica keeps what was sampled. It ends, with all that its agents started, when
+the replica is gone.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from treadle_agents.env import Env
+from treadle_agents.failures import EpisodeError, describe
+from treadle_agents.loop import Limits, Words, close, make, play
+from treadle_rollout.frames import FrameError, Packer, Say, Unpacker
+from treadle_runtime.plugins import PluginConfig, factory
+
+log = logging.getLogger(__name__)
+
+STALLED_S = 30.0
+"""A loop that does not turn for so long is held by an agent; the process says where and ends."""
+_BEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """What was sampled, as far as the loop needs it."""
+
+    token_ids: NDArray[np.int32]
+    length: bool
+
+
+@dataclass(slots=True)
+class Episode:
+    """One episode of this process."""
+
+    key: int
+    packer: Packer
+    task: "asyncio.Task[None] | None" = None
+    sampled: "asyncio.Future[Turn] | None" = None
+
+    async def extend(self, observed: Any) -> Turn:
+        """Asks the replica for a turn."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # an agent caught what was to end it
+            raise asyncio.CancelledError
+        self.sampled = asyncio.get_running_loop().create_future()
+        self.packer.send(Say.EXTEND, self.key, np.asarray(observed, "<i4").tobytes())
+        return await self.sampled
+
+
+@dataclass(slots=True)
+class Host:
+    """Runs the episodes that the replica asks for."""
+
+    packer: Packer
+    words: Words
+    constructor: Callable[[], Any]
+    threads: ThreadPoolExecutor
+    _episodes: dict[int, Episode] = field(default_factory=dict[int, Episode], init=False)
+
+    def handle(self, say: Say, fields: list[Any]) -> None:
+        """Acts on one frame of the replica; what concerns an ended episode is ignored."""
+        key = fields[0]
+        if say is Say.PLAY:
+            episode = self._episodes[key] = Episode(key, self.packer)
+            episode.task = asyncio.create_task(self._run(episode, *fields[1:]))
+            episode.task.add_done_callback(lambda _: self._close(key))
+        elif (known := self._episodes.get(key)) is None:
+            return
+        elif say is Say.SAMPLED and known.sampled is not None and not known.sampled.done():
+            known.sampled.set_result(Turn(np.frombuffer(fields[1], "<i4"), fields[2]))
+        elif say is Say.CANCEL and known.task is not None:
+            known.task.cancel()
+
+    def _close(self, key: int) -> None:
+        del self._episodes[key]
+        self.packer.send(Say.CLOSED, key)
+
+    async def _run(self, episode: Episode, task: str, max_context: int, max_turns: int) -> None:
+        env: Env | None = None
+        try:
+            env = await make(self.constructor, in_thread=self._in_thread)
+            outcome = await play(
+                env,
+                json.loads(task),
+                extend=episode.extend,
+                words=self.words,
+                limits=Limits(max_context, max_turns),
+                in_thread=self._in_thread,
+            )
+            self.packer.send(
+                Say.ENDED,
+                episode.key,
+                outcome.reward,
+                outcome.termination.value,
+                outcome.metrics,
+                outcome.turn_rewards,
+            )
+        except EpisodeError as error:
+            self.packer.send(Say.FAILED, episode.key, error.failure_class.value, error.message)
+        finally:
+            if env is not None:
+                await close(env, in_thread=self._in_thread)
+
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        """Runs a blocking call; a thread cannot be stopped, so cancelling waits for its end."""
+        running = asyncio.get_running_loop().run_in_executor(self.threads, call)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            while not running.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({running})
+            raise
+
+
+class Line(asyncio.Protocol):
+    """The socket to the replica."""
+
+    def __init__(self, handle: Callable[[Say, list[Any]], None]) -> None:
+        self._handle = handle
+        self._unpacker = Unpacker()
+
+    def data_received(self, data: bytes) -> None:
+        for say, fields in self._unpacker.feed(data):
+            self._handle(say, fields)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        end_group()
+
+
+def end_group() -> None:
+    """Ends this process at once, with whatever its agents started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def words_of(path: str) -> Words:
+    """The raw tokenizer of a `tokenizer.json`: nothing is added, skipped, cut or padded."""
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return Words(
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+    )
+
+
+async def serve(line: socket.socket) -> None:
+    """Serves the replica until it is gone."""
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[list[Any]] = loop.create_future()
+    host: Host | None = None
+
+    def handle(say: Say, fields: list[Any]) -> None:
+        if host is not None:
+            host.handle(say, fields)
+        elif say is Say.START:
+            started.set_result(fields)
+        else:
+            raise FrameError(f"expected START first, got {say.name}")
+
+    transport, _ = await loop.create_connection(lambda: Line(handle), sock=line)
+    packer = Packer(transport)
+    tokenizer, name, parameters, places = await started
+    try:
+        constructor = factory("treadle.agents", PluginConfig(name=name, **json.loads(parameters)))
+        await close(await make(constructor))
+        words = words_of(tokenizer)
+    except BaseException as error:  # noqa: BLE001, whatever importing an agent raises is told
+        packer.send(Say.REFUSED, describe(error))
+        packer.flush()
+        transport.close()
+    else:
+        host = Host(packer, words, constructor, ThreadPoolExecutor(places, "agent"))
+        packer.send(Say.READY)
+    while True:
+        faulthandler.dump_traceback_later(STALLED_S, exit=True)
+        await asyncio.sleep(_BEAT_S)
+
+
+def main() -> None:
+    """Takes the socket and serves; the socket is not for what agents start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s agents %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)  # noqa: FBT003
+    asyncio.run(serve(socket.socket(fileno=descriptor)))
+    end_group()
+
+
+if __name__ == "__main__":
+    main()
