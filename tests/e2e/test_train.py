@@ -1,9 +1,13 @@
 """The command, its services and their end, as a user sees them."""
 
+import json
 import os
 import signal
 
 import pytest
+from e2e_harness import ROOT
+
+from treadle_runtime import plugins
 
 pytestmark = pytest.mark.e2e
 
@@ -106,8 +110,14 @@ def test_ctrl_c_drains_and_the_run_goes_on_from_there(make_run) -> None:
     assert trained >= 2
 
 
-def test_a_data_set_that_ends_makes_a_last_shorter_step(make_run) -> None:
-    run = make_run("experience.steps=100", "experience.source.limit=10")
+def test_a_data_set_that_ends_makes_a_last_shorter_step(make_run, tmp_path) -> None:
+    tasks = plugins.load(
+        "treadle.task_sources", f"{ROOT}/examples/calculator/tasks.py:CalculatorTasks"
+    )
+    lines = [json.dumps(tasks(split="train").read(cursor)) for cursor in range(10)]
+    data = tmp_path / "tasks.jsonl"
+    data.write_text("\n".join(lines))
+    run = make_run("experience.steps=100", f"experience.source={{name: jsonl, path: {data}}}")
     run.start()
 
     run.finish()

@@ -82,3 +82,13 @@ def test_an_override_without_a_value_is_refused(
         loaded(tmp_path, RUN + "steps: 1", "steps")
 
     assert "expected dotted.key=value" in capsys.readouterr().err
+
+
+def test_another_plugin_replaces_the_one_before_with_its_parameters(tmp_path: Path) -> None:
+    text = RUN + "steps: 1\nloss: {name: ppo_clip, clip_low: 0.1}"
+
+    assert loaded(tmp_path, text, "loss={name: reinforce, beta: 1}").loss.parameters == {"beta": 1}
+    assert loaded(tmp_path, text, "loss={name: ppo_clip, clip_high: 1}").loss.parameters == {
+        "clip_low": 0.1,
+        "clip_high": 1,
+    }

@@ -36,6 +36,13 @@ def test_builds_from_a_file_and_coerces_types(source: Path) -> None:
     assert grader.tolerance == 1e-3
 
 
+def test_a_file_may_import_its_neighbours(source: Path) -> None:
+    beside = source.with_name("beside.py")
+    beside.write_text("from mine import Grader as Neighbour\n")
+
+    assert plugins.build("treadle.none", config(f"{beside}:Neighbour")).unit == "m"
+
+
 def test_what_the_service_provides_joins_what_the_recipe_gives(source: Path) -> None:
     assert plugins.build("treadle.none", config(f"{source}:Agent"), turns=3).turns == 3
 

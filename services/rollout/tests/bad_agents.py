@@ -86,6 +86,9 @@ class ChosenLater(Env):
     async def sleeps(self) -> None:
         await asyncio.sleep(3600)
 
+    async def blocks(self) -> None:
+        time.sleep(3600)  # noqa: ASYNC251, the mistake
+
     async def clings(self) -> None:
         while True:
             with contextlib.suppress(asyncio.CancelledError):

@@ -56,6 +56,7 @@ BAD = [
     ("Chosen", "sleeps", FailureClass.ENVIRONMENT, "hung"),
     ("Chosen", "floods", FailureClass.ENVIRONMENT, "hung"),
     ("ChosenLater", "sleeps", FailureClass.ENVIRONMENT, "hung"),
+    ("ChosenLater", "blocks", FailureClass.ENVIRONMENT, "hung"),
     ("ChosenLater", "clings", FailureClass.ENVIRONMENT, "hung"),
     ("ChosenLater", "shrugs", FailureClass.ENVIRONMENT, "hung"),
     ("ChosenLater", "raises", FailureClass.ENVIRONMENT, "StopIteration"),

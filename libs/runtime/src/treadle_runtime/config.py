@@ -102,12 +102,18 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], update: Mapping[str, Any]) -> None:
-    """Lays `update` over `base`, mapping by mapping."""
+    """Lays `update` over `base`, mapping by mapping.
+
+    A mapping that names another plugin replaces the one before: their parameters do not mix.
+    """
     for key, value in update.items():
-        if isinstance(base.get(key), dict) and isinstance(value, dict):
-            merge(base[key], cast("dict[str, Any]", value))
-        else:
-            base[key] = value
+        before = base.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            below, above = cast("dict[str, Any]", before), cast("dict[str, Any]", value)
+            if above.get("name", below.get("name")) == below.get("name"):
+                merge(below, above)
+                continue
+        base[key] = value
 
 
 def problems(error: ValidationError, schema: type[BaseModel], prefix: str = "") -> list[str]:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 STALLED_S = 30.0
 """A loop that does not turn for so long is held by an agent; the process says where and ends."""
-_BEAT_S = 1.0
+BEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +192,7 @@ async def serve(line: socket.socket) -> None:
         packer.send(Say.READY)
     while True:
         faulthandler.dump_traceback_later(STALLED_S, exit=True)
-        await asyncio.sleep(_BEAT_S)
+        await asyncio.sleep(BEAT_S)
 
 
 def main() -> None:
