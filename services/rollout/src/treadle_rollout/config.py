@@ -20,6 +20,10 @@ class RolloutConfig(ServiceConfig):
     """Plugin of `treadle.engines`; it is given the run's `model` and `seed`, and `slots`."""
     agent: Annotated[PluginConfig, AfterValidator(of_group("treadle.agents"))]
     """Plugin of `treadle.agents`: an Env."""
+    transport: Annotated[PluginConfig, AfterValidator(of_group("treadle.weight_transports"))] = (
+        PluginConfig(name="shared_memory")
+    )
+    """Plugin of `treadle.weight_transports`; the same as refit's and the trainer's."""
     slots: int = Field(ge=1, le=4096)
     """Episodes that run at once."""
     workers: int = Field(default=1, ge=1, le=256)

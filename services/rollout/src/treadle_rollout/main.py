@@ -23,7 +23,7 @@ from treadle_rollout.servicer import RolloutServicer
 from treadle_runtime import config, plugins, server
 from treadle_runtime.channel import connect
 from treadle_runtime.tracker import JsonlTracker, Tracker
-from treadle_weights.shared_memory import SharedMemory
+from treadle_weights.transport import WeightTransport
 
 REPORT_S = 2.0
 """Seconds between rows of metrics."""
@@ -80,8 +80,9 @@ async def _serve(
 ) -> None:
     state = ReplicaState(cfg.slots, started_at=time.monotonic())
     leaving, done = asyncio.Event(), asyncio.Event()
+    transport: WeightTransport = plugins.build("treadle.weight_transports", cfg.transport)
     replica = _replica(cfg, engine, pool, experience, state)
-    fleet = Fleet(engine, refit, SharedMemory().receiver(), leaving=leaving, done=done)
+    fleet = Fleet(engine, refit, transport.receiver(), leaving=leaving, done=done)
     tracker = JsonlTracker(cfg.run.dir / "metrics" / "rollout.jsonl")
 
     async def work() -> None:
