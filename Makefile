@@ -1,4 +1,4 @@
-# The same words everywhere: setup fmt check test demo.
+# The same words everywhere: setup fmt check test demo bench chaos.
 PYTHON ?= python3.11
 PYTHON312 ?= python3.12
 VENV ?= .venv
@@ -13,7 +13,7 @@ PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup protos fmt check test test-py312 demo
+.PHONY: setup protos fmt check test test-py312 demo bench chaos
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
@@ -46,3 +46,10 @@ test-py312:  ## The distributions that need no torch, on Python 3.12
 demo: export TREADLE_DEMO_START := $(or $(TREADLE_DEMO_START),$(shell date +%s))
 demo: setup  ## The main job: train a tool-using policy on the four services
 	python examples/calculator/demo.py
+
+bench: setup  ## Throughput of the engine and of the ledger, each with a check of what it made
+	python services/rollout/benches/engine.py
+	python services/experience/benches/throughput.py
+
+chaos: setup  ## Kills and stops services during short runs
+	pytest -q -m chaos tests

@@ -49,6 +49,7 @@ def test_max_lag_0_is_strictly_on_policy(make_run) -> None:
     assert [row["lag_max"] for row in run.rows("trainer", "step")] == [0] * 6
 
 
+@pytest.mark.chaos
 def test_services_end_by_themselves_when_the_command_is_killed_and_the_run_goes_on(
     make_run,
 ) -> None:
@@ -65,6 +66,7 @@ def test_services_end_by_themselves_when_the_command_is_killed_and_the_run_goes_
     assert_whole(run, steps=6)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("killed_at", [1, 3, 5])
 def test_a_run_whose_processes_were_all_killed_goes_on_to_its_end(make_run, killed_at) -> None:
     run = make_run()
@@ -78,6 +80,7 @@ def test_a_run_whose_processes_were_all_killed_goes_on_to_its_end(make_run, kill
     assert_whole(run, steps=6)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("name", ["experience", "rollout", "trainer", "refit"])
 def test_a_killed_service_is_started_again_and_nothing_is_lost(make_run, name) -> None:
     run = make_run()

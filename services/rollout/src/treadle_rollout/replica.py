@@ -28,8 +28,9 @@ class ReplicaSettings:
     """How tickets are leased."""
 
     slots: int
-    wait_s: float = 2.0
-    """How long a call waits for a ticket; also the longest that a drain waits for it."""
+    wait_s: float = 0.25
+    """How long a call waits for a ticket. Short, because it asks under the version that was served
+    when it began: one installed meanwhile may open the window, and a drain waits for it too."""
     grace_s: float = 20.0
     """Seconds that running episodes get when the replica drains."""
 
