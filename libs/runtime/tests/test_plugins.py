@@ -16,6 +16,9 @@ class Grader:
 class Agent:
     def __init__(self, turns: int) -> None:
         self.turns = turns
+
+class Plain:
+    pass
 """
 
 
@@ -74,3 +77,11 @@ def test_check_finds_misspelt_parameters_without_importing(source: Path) -> None
     assert "unknown key tolerence" in grader
     assert "did you mean tolerance" in grader
     assert "did you mean turns" in agent
+
+
+def test_a_plugin_without_a_constructor_is_built_and_takes_nothing(source: Path) -> None:
+    make = plugins.factory("treadle.none", config(f"{source}:Plain"))
+
+    assert make() is not make()
+    with pytest.raises(PluginError, match="takes no turns"):
+        plugins.build("treadle.none", config(f"{source}:Plain", turns=1))
