@@ -13,6 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from treadle_runtime import channel
 from treadle_runtime.server import SUPERVISOR_FD
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = str(Path(__file__).parent / "lone_service.py")
 
 

@@ -11,6 +11,8 @@ import pytest
 from treadle_runtime import supervisor
 from treadle_runtime.supervisor import ChildFailedError, ChildSpec, Supervisor
 
+pytestmark = pytest.mark.processes
+
 
 def child(directory: Path, name: str, code: str) -> ChildSpec:
     return ChildSpec(name, (sys.executable, "-c", code), directory / f"{name}.log")

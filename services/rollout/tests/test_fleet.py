@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from treadle_core.errors import Kind
+from treadle_rollout import fleet as fleet_module
 from treadle_rollout.adapters.memory_refit import MemoryRefit
 from treadle_rollout.adapters.scripted import ScriptedEngine
 from treadle_rollout.fleet import Fleet
@@ -31,6 +32,12 @@ class Member:
     leaving: asyncio.Event
     done: asyncio.Event
     task: "asyncio.Task[None]"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "_AWAY_S", 0.02)
+    monkeypatch.setattr(fleet_module, "_AGAIN_S", 0.01)
 
 
 @pytest.fixture

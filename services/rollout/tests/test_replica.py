@@ -1,5 +1,7 @@
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +28,7 @@ from treadle_rollout.ports import Attempt, Generation, GenerationRequest, Result
 from treadle_rollout.replica import Replica, ReplicaSettings
 from treadle_runtime.errors import PEER_AWAY, RemoteError
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 END = 1
 FOR_EVER = 30.0
@@ -407,3 +409,23 @@ async def test_every_attempt_is_a_trace_of_its_own_with_a_span_for_every_turn(
         assert [(t.parent and t.parent.span_id, t.attributes) for t in turns] == [
             (root.context.span_id, {"treadle.version": 1})
         ] * 3
+
+
+async def test_workers_that_are_killed_again_and_again_lose_no_ticket(
+    rig: Callable[..., Any], pools: Callable[[str], Any], ticket: Callable[..., Ticket]
+) -> None:
+    tickets = [ticket(f"e{i}", task={"prompt": "c", "do": "well"}) for i in range(60)]
+    engine = ScriptedEngine(script=says(0, 0, 0, END), token_s=0.01)
+    pool = await pools("Chosen")
+    async with rig(tickets, engine, agent="Chosen", retries=9) as r:
+        running = asyncio.create_task(r.replica.run())
+        for killed in range(1, 4):
+            await until(lambda: r.state.counts["completed"] >= 12 * killed)  # noqa: B023
+            os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+        await running
+    assert {e for e, result in r.experience.results.items() if result.reward == 1.0} == {
+        f"e{i}" for i in range(60)
+    }
+    assert {f.failure_class for _, f in r.experience.failures} <= {FailureClass.INFRASTRUCTURE}
+    assert r.engine.sessions == frozenset()
+    assert pool.free == 16

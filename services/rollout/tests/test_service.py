@@ -38,6 +38,8 @@ from treadle_weights.shared_memory import SharedMemory
 from treadle_weights.transport import LoadOrder
 from treadle_weights.wire import layout_from_wire, load_order_to_wire
 
+pytestmark = pytest.mark.processes
+
 LAYOUT = whole({"bigrams": ("float32", (6, 6))})
 AGENTS = Path(__file__).parent / "bad_agents.py"
 

@@ -12,6 +12,8 @@ import pytest
 
 from treadle_rollout.frames import Say, Unpacker, pack
 
+pytestmark = pytest.mark.processes
+
 AGENTS = Path(__file__).parent / "bad_agents.py"
 RUNS = "import treadle_rollout.worker as w; w.STALLED_S, w.BEAT_S = 0.5, 0.1; w.main()"
 

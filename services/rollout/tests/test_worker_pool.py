@@ -15,6 +15,8 @@ from treadle_core.episodes import FailureClass, Termination
 from treadle_rollout.adapters.worker_process import WorkerStartError
 from treadle_rollout.ports import AgentsLostError, Job
 
+pytestmark = pytest.mark.processes
+
 END = 1
 
 
