@@ -4,7 +4,8 @@ PYTHON312 ?= python3.12
 VENV ?= .venv
 TORCHLESS := protos libs/core libs/agents libs/payloads libs/weights libs/runtime libs/cli \
 	services/experience services/refit
-DISTS := $(TORCHLESS) services/rollout services/trainer
+TORCHFUL := services/rollout services/trainer
+DISTS := $(TORCHLESS) $(TORCHFUL)
 TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
 	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
 TESTS := pytest pytest-asyncio pytest-timeout hypothesis
@@ -40,6 +41,7 @@ test-py312:  ## The distributions that need no torch, on Python 3.12
 	test -x .venv312/bin/python || $(PYTHON312) -m venv .venv312
 	PATH="$(CURDIR)/.venv312/bin:$$PATH" && $(PIP) $(BUILD) $(TESTS) \
 		&& $(PIP) --no-build-isolation $(TORCHLESS:%=-e %) \
+		&& $(PIP) --no-build-isolation --no-deps $(TORCHFUL:%=-e %) \
 		&& python -m pytest -q $(filter-out protos,$(TORCHLESS))
 
 # Taken when make reads this file: the measure counts the set-up too.
