@@ -76,6 +76,9 @@ def test_one_trace_id_leads_from_a_turn_to_its_step_and_the_version_after(
         assert names["episode"] == 1
         assert names["turn"] >= 1
         assert names["episode.train"] == 1
+        # Both ends of the call that recorded it, and of all others, are spans too.
+        rpcs = {other["service"] for other in trace if other["name"].endswith("/CompleteEpisode")}
+        assert rpcs == {"treadle-rollout", "treadle-experience"}
         step, version = (span["attributes"][f"treadle.{key}"] for key in ("step", "version"))
         (of_step,) = (
             other
