@@ -8,11 +8,13 @@ import pytest
 
 from treadle_core.episodes import FailureClass, Termination
 from treadle_core.tickets import Sampling, Ticket
-from treadle_experience.core import checkpoints, results, steps, tickets, versions
+from treadle_experience.core import checkpoints, faults, results, steps, tickets, versions
 from treadle_experience.core.audit import Account, reconcile
+from treadle_experience.core.faults import Fault, FaultReason
+from treadle_experience.core.filters import Filter
 from treadle_experience.core.rules import EvaluationRules, EvaluationSet, Rules
 from treadle_experience.core.run import Run
-from treadle_experience.core.state import Result, RunState
+from treadle_experience.core.state import Episode, Result, RunState
 from treadle_experience.core.tickets import Attempt, Failure
 from treadle_experience.core.transitions import Transition
 
@@ -29,8 +31,11 @@ RULES = Rules(
 )
 
 
-def evaluation_rules(*, every: int = 2, share: float = 0.5, limit: int = 3) -> EvaluationRules:
-    return EvaluationRules(every, share, (EvaluationSet("greedy", limit, Sampling(0.0, 16)),))
+def evaluation_rules(
+    *, every: int = 2, share: float = 0.5, limit: int = 3, exact: bool = False
+) -> EvaluationRules:
+    chosen = EvaluationSet("greedy", limit, Sampling(0.0, 16), exact)
+    return EvaluationRules(every, share, (chosen,))
 
 
 def digest_of(text: str) -> str:
@@ -64,6 +69,7 @@ class World:
     num_tasks: int = 1_000_000
     journal: list[Transition] = field(default_factory=list)
     epoch: int = 0
+    filter: Filter | None = None
 
     def __post_init__(self) -> None:
         self.run = self.fresh_run()
@@ -72,7 +78,7 @@ class World:
     def fresh_run(self) -> Run:
         names = [each.name for each in self.rules.evaluation.sets] if self.rules.evaluation else []
         held_out = dict.fromkeys(names, lambda cursor: {"held_out": cursor})
-        return Run(self.rules, {"": self.read, **held_out})
+        return Run(self.rules, {"": self.read, **held_out}, filter=self.filter)
 
     def read(self, cursor: int) -> dict[str, int] | None:
         return {"number": cursor} if cursor < self.num_tasks else None
@@ -169,9 +175,37 @@ class World:
     def claim(self, step: int) -> steps.Claim:
         return steps.claim(self.run, trainer_epoch=self.epoch, step=step)
 
-    def report(self, step: int) -> None:
+    def report(self, step: int, **metrics: float) -> None:
         steps.report(
-            self.run, trainer_epoch=self.epoch, step=step, metrics={"loss": 0.5}, trace_id=""
+            self.run,
+            trainer_epoch=self.epoch,
+            step=step,
+            metrics={"loss": 0.5} | metrics,
+            trace_id="",
+        )
+
+    def fault(self, episode: Episode, reason: FaultReason) -> Fault:
+        return Fault(episode.episode_id, episode.attempt, reason, "it said so")
+
+    def hand_back(self, step: int, *said: tuple[Episode, FaultReason]) -> None:
+        faults.hand_back(
+            self.run,
+            trainer_epoch=self.epoch,
+            step=step,
+            faults=[self.fault(*each) for each in said],
+        )
+
+    def ticket(self, episode: Episode, attempt: int) -> Ticket:
+        """The ticket of an attempt that was issued before."""
+        task = self.state.tasks[episode.task_id]
+        return Ticket(
+            episode.episode_id,
+            attempt,
+            task.task_id,
+            episode.index,
+            task.spec,
+            self.rules.sampling,
+            self.rules.deadline_s,
         )
 
     def train(self, step: int) -> list[str]:
@@ -193,8 +227,8 @@ def attempt_of(ticket: Ticket) -> Attempt:
 def make_world() -> Callable[..., World]:
     """Makes a World whose rules differ from RULES by the keywords given."""
 
-    def make(*, num_tasks: int = 1_000_000, **changes) -> World:
-        return World(rules=replace(RULES, **changes), num_tasks=num_tasks)
+    def make(*, num_tasks: int = 1_000_000, filter_: Filter | None = None, **changes) -> World:
+        return World(rules=replace(RULES, **changes), num_tasks=num_tasks, filter=filter_)
 
     return make
 

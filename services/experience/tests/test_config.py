@@ -66,6 +66,15 @@ def test_the_recipe_of_the_demo_becomes_rules() -> None:
         pytest.param({"sampling": {"temperature": -1}}, "sampling.temperature", id="temperature"),
         pytest.param({"sampling": {"max_tokens": 0}}, "sampling.max_tokens", id="max-tokens"),
         pytest.param({"last_batch": "keep"}, "last_batch: ", id="last-batch"),
+        pytest.param({"min_episodes": 0}, "min_episodes: ", id="no-members"),
+        pytest.param({"min_episodes": 9}, "at most group_size 8, got 9", id="members"),
+        pytest.param({"overdue": "drop"}, "overdue: ", id="overdue"),
+        pytest.param({"overdue": "late"}, "at least max_lag 4 with overdue: late", id="late"),
+        pytest.param(
+            {"overdue": "late", "max_overdue_lag": 3}, "overdue: late, got 3", id="late-too-soon"
+        ),
+        pytest.param({"max_overdue_lag": 5}, "nothing with overdue: wait, got 5", id="not-late"),
+        pytest.param({"filter": {"name": "range"}}, "no plugin named 'range'", id="filter"),
         pytest.param({"max_lags": 4}, "did you mean max_lag", id="typo"),
         pytest.param({"source": {"name": "jsnl"}}, "did you mean jsonl", id="plugin"),
         pytest.param({"source": {"name": "jsonl", "paht": "x"}}, "did you mean path", id="key"),

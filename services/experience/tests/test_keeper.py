@@ -6,10 +6,12 @@ import threading
 
 import pytest
 
+from treadle_experience import keeper as keeper_module
 from treadle_experience.adapters.memory import MemoryLedger
 from treadle_experience.core import results, steps, tickets
 from treadle_experience.core.errors import (
     LedgerFailedError,
+    LedgerFullError,
     StaleAttemptError,
     TaskSourceError,
     WriterFencedError,
@@ -55,6 +57,12 @@ def lease(most=1, replica="r1"):
     return lambda run: tickets.lease(
         run, replica_id=replica, served_version=1, max_tickets=most, slots=8
     )
+
+
+async def until(holds) -> None:
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110, the keeper rings no bell for tests
+            await asyncio.sleep(0.001)
 
 
 async def test_an_answer_waits_until_what_it_saw_is_durable(make_world) -> None:
@@ -138,6 +146,75 @@ async def test_an_append_that_fails_acknowledges_nothing_and_ends_the_writer(mak
     for task in pending:
         task.cancel()
     keeper.close()
+
+
+class SmallLedger(MemoryLedger):
+    """Has no room while it is full."""
+
+    full = False
+
+    def append(self, transitions, writer_epoch) -> None:
+        if self.full:
+            raise LedgerFullError("no room", field="ledger")
+        super().append(transitions, writer_epoch)
+
+
+async def test_a_full_ledger_refuses_all_and_what_was_decided_is_stored_later(
+    make_world, monkeypatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "FULL_RETRY_S", 0.01)
+    ledger = SmallLedger()
+    async with kept(make_world(max_lag=9).start(), ledger) as keeper:
+        before = keeper.position
+        ledger.full = True
+        with pytest.raises(LedgerFullError) as decided:
+            await keeper.ask(lease())
+        with pytest.raises(LedgerFullError):
+            await keeper.ask(lambda run: run.state.position)
+        with pytest.raises(LedgerFullError):
+            await keeper.poll(lease(), bool, wait_s=20)
+        assert (keeper.is_able, keeper.position) == (False, before)
+
+        ledger.full = False
+        await until(lambda: keeper.is_able)
+
+        assert decided.value.retry_after_s == 0.01
+        running = await keeper.ask(lambda run: dict(run.state.running))
+        assert [len(episodes) for episodes in running.values()] == [1]
+        assert len(list(ledger.load())) == keeper.position
+
+
+async def test_leases_stand_still_while_the_ledger_is_full(make_world, monkeypatch) -> None:
+    monkeypatch.setattr(keeper_module, "FULL_RETRY_S", 0.01)
+    ledger, world = SmallLedger(), make_world(lease_s=0.2).start()
+    (ticket,) = world.lease(1, 1)
+    async with kept(world, ledger) as keeper:
+        state: RunState = await keeper.ask(lambda run: run.state)
+        episode = state.episodes[ticket.episode_id]
+        sweeper = asyncio.ensure_future(keeper.sweep())
+        ledger.full = True
+        with pytest.raises(LedgerFullError):
+            await keeper.ask(lease())
+        await asyncio.sleep(0.4)  # twice the lease
+        ledger.full = False
+        await until(lambda: keeper.is_able)
+
+        assert episode.state == "issued"
+        await until(lambda: episode.state != "issued")
+        assert episode.ended == "expired"
+        sweeper.cancel()
+        await asyncio.gather(sweeper, return_exceptions=True)
+
+
+async def test_a_full_ledger_does_not_hold_up_a_drain(make_world) -> None:
+    ledger = SmallLedger()
+    async with kept(make_world().start(), ledger) as keeper:
+        ledger.full = True
+        with pytest.raises(LedgerFullError):
+            await keeper.ask(lease())
+
+        async with asyncio.timeout(5):
+            await keeper.drain()
 
 
 async def test_a_broken_promise_ends_the_writer_and_stores_nothing_of_the_decision(

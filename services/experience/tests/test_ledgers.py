@@ -9,11 +9,13 @@ from treadle_experience.adapters.memory import MemoryLedger
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger, read_journal
 from treadle_experience.core import versions
 from treadle_experience.core.errors import LedgerFormatError, WriterFencedError, WrongRunError
+from treadle_experience.core.faults import FaultReason
 from treadle_experience.core.run import Run
 from treadle_experience.core.transitions import (
     KINDS,
     EpisodeDone,
     PayloadsReleased,
+    TrainerStarved,
     from_body,
     kind_of,
 )
@@ -38,20 +40,29 @@ def reopen(request, tmp_path):
 def journal(make_world, tools):
     """A journal with every kind of transition."""
     world = make_world(
-        evaluation=tools.evaluation(limit=1), num_tasks=5, retries=0, max_lag=3
+        evaluation=tools.evaluation(limit=1), num_tasks=7, retries=0, max_lag=3, steps=3
     ).start()
     world.complete(world.lease(1)[0])
     world.fail(world.lease(1, 1)[0])
     world.train(1)
+    world.train(2)
     world.acquire("second", world.state.head().digest)
+    first, _ = world.claim(1).tasks
+    world.hand_back(1, (first.episodes[0][0], FaultReason.PAYLOAD_LOST))
+    world.complete(world.lease(1, 1)[0])
+    world.hand_back(1, (first.episodes[1][0], FaultReason.QUARANTINED))
     world.claim(1)
     world.report(1)
     world.checkpoint(1)
     number = versions.announce(world.run, trainer_epoch=2, step=1, request_id="x", trace_id="")
     versions.abort(world.run, number=number, message="no")
     world.publish(1)
+    world.claim(2)
+    world.hand_back(2, (world.state.task_of(5).episodes[0], FaultReason.QUARANTINED))
     world.train(2)
     world.checkpoint(2)
+    world.train(3)
+    world.run.record(TrainerStarved(4))
     return world.save()
 
 

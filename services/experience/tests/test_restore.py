@@ -152,6 +152,17 @@ def test_a_replica_that_goes_back_loses_what_it_may_no_longer_run_uncharged(make
     assert {(t.episode_id, t.attempt) for t in again} == {(t.episode_id, 2) for t in running}
 
 
+def test_a_late_request_from_before_an_install_ends_nothing(make_world) -> None:
+    world = make_world(max_lag=0).start()
+    train_and_publish(world, 1)
+    running = world.lease(2)
+
+    late = world.lease(1)
+
+    assert late == []
+    assert {world.state.episodes[t.episode_id].state for t in running} == {EpisodeState.ISSUED}
+
+
 def test_a_result_sampled_by_an_older_step_than_admission_allows_is_fenced(make_world) -> None:
     world = make_world(max_lag=0).start()
     digest = world.state.head().digest

@@ -21,6 +21,9 @@ from hypothesis.stateful import (
 from treadle_core.tickets import Ticket
 from treadle_experience.core import admission, steps, tickets
 from treadle_experience.core.errors import StaleAttemptError
+from treadle_experience.core.faults import FaultReason
+from treadle_experience.core.filters.zero_variance import ZeroVariance
+from treadle_experience.core.rules import Overdue
 from treadle_experience.core.state import TaskState
 from treadle_experience.core.transitions import from_body, kind_of, to_body
 
@@ -53,17 +56,34 @@ class Schedule(RuleBasedStateMachine):
         num_tasks=st.integers(1, 24),
         num_steps=st.integers(1, 9),
         drop_last=st.booleans(),
-        evaluated=st.booleans(),
+        evaluated=st.sampled_from(["", "spanning", "exact"]),
+        overdue=st.sampled_from(list(Overdue)),
+        allowance=st.integers(0, 2),
+        fewer=st.integers(0, 2),
+        filtered=st.booleans(),
+        adaptive=st.booleans(),
     )
-    def begin(self, num_tasks, num_steps, evaluated, **rules) -> None:
-        evaluation = self.tools.evaluation(every=3, share=0.4, limit=2) if evaluated else None
+    def begin(
+        self, num_tasks, num_steps, evaluated, overdue, allowance, fewer, filtered, **rules
+    ) -> None:
+        rules |= {"overdue": overdue, "min_episodes": max(1, rules["group_size"] - fewer)}
+        if overdue is Overdue.LATE:
+            rules["max_overdue_lag"] = rules["max_lag"] + allowance
+        evaluation = self.tools.evaluation(every=3, share=0.4, limit=2, exact=evaluated == "exact")
         self.world = (
             type(self)
-            .make_world(num_tasks=num_tasks, steps=num_steps, evaluation=evaluation, **rules)
+            .make_world(
+                num_tasks=num_tasks,
+                steps=num_steps,
+                evaluation=evaluation if evaluated else None,
+                filter_=ZeroVariance() if filtered else None,
+                **rules,
+            )
             .start()
         )
         self.replicas = [Replica("r0", 1), Replica("r1", 1), Replica("r2", 1)]
         self.claimed = {}
+        self.mended = False
 
     @rule(who=ANY, most=st.integers(1, 6))
     def lease(self, who, most) -> None:
@@ -128,25 +148,37 @@ class Schedule(RuleBasedStateMachine):
     def refit(self, who) -> None:
         self.replicas[who % 3].serve(self.world.state.newest_version)
 
-    @rule(publish=st.booleans())
-    def train(self, publish) -> None:
+    @rule(publish=st.booleans(), wait_s=st.sampled_from([0.0, 0.5]))
+    def train(self, publish, wait_s=0.0) -> None:
         step = self.world.state.trained_step + 1
         claim = self.world.claim(step)
         if not claim.tasks:
             return
+        rules = self.world.rules
         members = [(t.task_id, [e.episode_id for e, _ in t.episodes]) for t in claim.tasks]
         assert self.claimed.setdefault(step, members) == members
-        assert claim.last or len(members) == self.world.rules.tasks_per_step
+        assert claim.last or len(members) == rules.tasks_per_step or self.mended
         order = [task_id for _, batch in sorted(self.claimed.items()) for task_id, _ in batch]
-        assert order == sorted(order)
+        assert order == sorted(order) or rules.overdue is Overdue.LATE
         for task in claim.tasks:
+            assert rules.enough <= len(task.episodes) <= rules.group_size
             for episode, oldest in task.episodes:
-                assert step - 1 - oldest <= self.world.rules.max_lag
+                assert step - 1 - oldest <= rules.lag_limit
                 assert episode.result is not None
                 assert episode.inline is not None
-        self.world.report(step)
+        self.world.report(step, wait_s=wait_s, train_s=1.0)
         if publish:
             self.world.publish(step)
+
+    @rule(whom=st.lists(st.tuples(ANY, st.sampled_from(list(FaultReason))), max_size=3))
+    def hand_back(self, whom) -> None:
+        step = self.world.state.trained_step + 1
+        members = [e for t in self.world.claim(step).tasks for e, _ in t.episodes]
+        said = [(members[which % len(members)], why) for which, why in whom if members]
+        if members:
+            self.world.hand_back(step, *said)
+            self.mended = True  # a place stays free where a later batch is recorded
+            self.claimed = {s: m for s, m in self.claimed.items() if s < step or not said}
 
     @rule()
     def publish(self) -> None:

@@ -163,6 +163,35 @@ async def test_one_step_from_the_first_ticket_to_the_commit(served) -> None:
     assert (described.trained_step, described.version, described.complete) == (1, 1, False)
 
 
+async def test_a_batch_is_handed_back_and_claimed_again_mended(served) -> None:
+    async with served() as client:
+        await client.start()
+        data = encode_payload([segment()])
+        for ticket in await client.lease(99):
+            await client.complete(ticket, result_of(data))
+        claim = await client("ClaimStep", trainer_epoch=1, step=1)
+        lost, unfit = claim.tasks[0].episodes[0], claim.tasks[1].episodes[1]
+        reasons = ((lost, pb.FAULT_REASON_PAYLOAD_LOST), (unfit, pb.FAULT_REASON_QUARANTINED))
+        faults = [
+            pb.EpisodeFault(episode_id=e.episode_id, attempt=e.attempt, reason=reason, message="m")
+            for e, reason in reasons
+        ]
+
+        for _ in range(2):
+            await client("HandBackStep", trainer_epoch=1, step=1, faults=faults)
+        early = await client("ClaimStep", trainer_epoch=1, step=1)
+        (again,) = await client.lease(1)
+        await client.complete(again, result_of(data))
+        mended = await client("ClaimStep", trainer_epoch=1, step=1)
+        described = await client("GetRun")
+
+    assert not early.tasks
+    assert (again.episode_id, again.attempt) == (lost.episode_id, 2)
+    assert [task.task_id for task in mended.tasks] == ["t000001", "t000003"]
+    assert mended.tasks[0].episodes[0].attempt == 2
+    assert (dict(described.reasons), described.lost_payloads) == ({"unfit": 1}, 1)
+
+
 async def test_a_payload_by_reference_must_lie_in_the_store(served) -> None:
     async with served() as client:
         await client.start()
@@ -191,6 +220,34 @@ async def test_inline_payloads_too_many_for_one_answer_are_moved_to_the_store(se
 
     assert (first.duplicate, again.duplicate) == (False, True)
     assert client.store.get(PayloadReference.of(data)) == data
+
+
+async def test_a_report_says_when_payloads_ask_for_a_checkpoint(served) -> None:
+    async with served(payload_budget_bytes=1) as client:
+        await client.start()
+        for ticket in await client.lease(99):
+            await client.complete(ticket, result_of(encode_payload([segment()])))
+        await client("ClaimStep", trainer_epoch=1, step=1)
+
+        answer = await client("ReportStep", trainer_epoch=1, step=1)
+        described = await client("GetRun")
+
+    assert answer.checkpoint_now
+    assert described.window_lag == 1
+
+
+async def test_a_fault_outside_the_batch_is_refused(served) -> None:
+    async with served() as client:
+        await client.start()
+        for ticket in await client.lease(99):
+            await client.complete(ticket, result_of(encode_payload([segment()])))
+        await client("ClaimStep", trainer_epoch=1, step=1)
+
+        error = await client.refused(
+            "HandBackStep", trainer_epoch=1, step=1, faults=[{**EPISODE, "reason": 1}]
+        )
+
+    assert (error.reason, error.field) == ("UNKNOWN_EPISODE", "faults")
 
 
 async def test_the_same_result_is_a_duplicate_and_another_a_conflict(served) -> None:
@@ -311,6 +368,7 @@ REPLICA = {"replica_id": "r1"}
 EPISODE = {"episode_id": "0" * 32, "attempt": 1}
 LEASE = {**REPLICA, "served_version": 1, "max_tickets": 1, "slots": 8}
 CHECKPOINT = {"trainer_epoch": 1, "digest": "b" * 64, "step": 0, "path": "c/1"}
+BATCH = {"trainer_epoch": 1, "step": 1}
 VERSION = {"trainer_epoch": 1, "version": 1, "weights_digest": "0" * 16}
 FAILURE = {**REPLICA, "attempt": EPISODE, "failure_class": 2}
 
@@ -382,6 +440,29 @@ FAILURE = {**REPLICA, "attempt": EPISODE, "failure_class": 2}
             "INVALID_FIELD",
             "metrics.loss",
         ),
+        ("HandBackStep", {**BATCH, "step": 0}, "invalid", "INVALID_FIELD", "step"),
+        (
+            "HandBackStep",
+            {**BATCH, "faults": [EPISODE]},
+            "invalid",
+            "INVALID_FIELD",
+            "faults[0].reason",
+        ),
+        (
+            "HandBackStep",
+            {**BATCH, "faults": [{**EPISODE, "reason": 1, "attempt": 0}]},
+            "invalid",
+            "INVALID_FIELD",
+            "faults[0].attempt",
+        ),
+        (
+            "HandBackStep",
+            {**BATCH, "trainer_epoch": 9},
+            "precondition",
+            "TRAINER_FENCED",
+            "trainer_epoch",
+        ),
+        ("HandBackStep", BATCH, "precondition", "STEP_OUT_OF_ORDER", "step"),
         ("CommitCheckpoint", {**CHECKPOINT, "digest": ""}, "invalid", "INVALID_FIELD", "digest"),
         ("CommitCheckpoint", {**CHECKPOINT, "path": "../x"}, "invalid", "INVALID_FIELD", "path"),
         ("CommitCheckpoint", {**CHECKPOINT, "path": "/x"}, "invalid", "INVALID_FIELD", "path"),

@@ -11,6 +11,7 @@ from treadle_runtime.config import Config, ServiceConfig
 from treadle_runtime.plugins import PluginConfig, of_group
 
 TaskSourceConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.task_sources"))]
+FilterConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.filters"))]
 LedgerConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.ledgers"))]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -39,6 +40,9 @@ class EvaluationSetConfig(Config):
     """Most tasks to take, from the source's first."""
     sampling: SamplingConfig = SamplingConfig()
     """How these episodes sample."""
+    exact: bool = False
+    """Count only episodes all of whose tokens are of the parameters that are scored: others are
+    played again, up to `retries` times, and those that no engine serves any more have failed."""
 
 
 class EvaluationConfig(Config):
@@ -61,7 +65,7 @@ class EvaluationConfig(Config):
     def build(self) -> rules.EvaluationRules:
         """The same as a value of the core."""
         sets = tuple(
-            rules.EvaluationSet(chosen.name, chosen.limit, chosen.sampling.build())
+            rules.EvaluationSet(chosen.name, chosen.limit, chosen.sampling.build(), chosen.exact)
             for chosen in self.sets
         )
         return rules.EvaluationRules(self.every, self.share, sets)
@@ -76,9 +80,23 @@ class ExperienceConfig(ServiceConfig):
     """Tasks in the batch of a step."""
     group_size: int = Field(ge=1)
     """Episodes of a task."""
+    min_episodes: int | None = Field(default=None, ge=1)
+    """Episodes with which a task is still used when others ran out of retries; all when absent."""
     max_lag: int = Field(ge=0)
     """Most steps between the policy that sampled a token and the one that trains on it; 0 is
     strictly on-policy."""
+    window: Literal["fixed", "adaptive"] = "fixed"
+    """Whether sampling runs as far ahead as `max_lag` allows, or no further than keeps the trainer
+    fed."""
+    overdue: Literal["wait", "late", "evict"] = "wait"
+    """What becomes of a task that still runs when a batch could be formed without it: the batch
+    waits for it, or passes over it, or evicts it."""
+    max_overdue_lag: int | None = Field(default=None, ge=0)
+    """Most steps that a task which was passed over may lag, for `overdue: late`."""
+    filter: FilterConfig | None = None
+    """Plugin of `treadle.filters`: which tasks are worth a place in a batch; all when absent."""
+    payload_budget_bytes: int = Field(default=64 * 2**30, ge=1)
+    """Bytes of payloads that may wait for a checkpoint; at 80 % the trainer is asked for one."""
     retries: int = Field(default=2, ge=0)
     """Failed or expired attempts of an episode that are issued again."""
     deadline_s: Finite = Field(gt=0)
@@ -104,6 +122,29 @@ class ExperienceConfig(ServiceConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _enough_within_group(self) -> Self:
+        if self.min_episodes is not None and self.min_episodes > self.group_size:
+            raise ValueError(
+                f"min_episodes: expected at most group_size {self.group_size}, "
+                f"got {self.min_episodes}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _overdue_lag_where_late(self) -> Self:
+        late, limit = self.overdue == "late", self.max_overdue_lag
+        if late and (limit is None or limit < self.max_lag):
+            raise ValueError(
+                f"max_overdue_lag: expected at least max_lag {self.max_lag} with overdue: late, "
+                f"got {'nothing' if limit is None else limit}"
+            )
+        if limit is not None and not late:
+            raise ValueError(
+                f"max_overdue_lag: expected nothing with overdue: {self.overdue}, got {limit}"
+            )
+        return self
+
     def rules(self) -> rules.Rules:
         """The same as a value of the core."""
         return rules.Rules(
@@ -112,6 +153,11 @@ class ExperienceConfig(ServiceConfig):
             tasks_per_step=self.tasks_per_step,
             group_size=self.group_size,
             max_lag=self.max_lag,
+            min_episodes=self.min_episodes,
+            payload_budget_bytes=self.payload_budget_bytes,
+            adaptive=self.window == "adaptive",
+            overdue=rules.Overdue(self.overdue),
+            max_overdue_lag=self.max_overdue_lag,
             retries=self.retries,
             deadline_s=self.deadline_s,
             lease_s=self.lease_s,

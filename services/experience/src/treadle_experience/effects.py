@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from treadle_experience.core.state import RunState
 from treadle_experience.core.transitions import EvaluationScored, PayloadsReleased, Transition
 from treadle_payloads.store import PayloadStore
+from treadle_runtime.failpoints import failpoint
 from treadle_runtime.tracker import Tracker
 
 
@@ -22,6 +23,7 @@ class Effects:
         if isinstance(transition, EvaluationScored):
             self.tracker.log("evaluation", _evaluation_row(transition))
         elif isinstance(transition, PayloadsReleased):
+            failpoint("experience.release.before_delete")
             for sha256 in transition.stored:
                 # Another result, not released yet, may have the same bytes.
                 if sha256 not in self.state.references:
@@ -37,10 +39,13 @@ class Effects:
             "position": state.position,
             "trained_step": state.trained_step,
             "version": state.newest_version,
+            "payload_bytes": state.payload_bytes,
         }
         row |= {f"tasks_{name}": count for name, count in state.task_counts.items()}
         row |= {f"episodes_{name}": count for name, count in state.episode_counts.items()}
         row |= {f"failures_{name}": count for name, count in state.failures.items()}
+        row |= {f"reason_{name}": count for name, count in state.reasons.items()}
+        row["lost_payloads"] = state.lost_payloads
         self.tracker.log("counts", row)
 
 

@@ -94,6 +94,9 @@ def measure(found: Findings) -> Iterable[Measure]:
         yield Measure(f"tasks_{name}", count, "tasks")
     for name, count in sorted(state.episode_counts.items()):
         yield Measure(f"episodes_{name}", count, "episodes")
+    for name, count in sorted(state.reasons.items()):
+        yield Measure(f"reason_{name}", count, "tasks")
+    yield Measure("lost_payloads", state.lost_payloads, "episodes")
     yield Measure("acknowledged", len(account.acknowledged), "episodes")
     for place in ("consumed", "filtered", "evicted", "quarantined", "scored", "pending"):
         yield Measure(place, len(account.places[place]), "episodes")

@@ -3,9 +3,13 @@
 One event loop decides; one thread appends. Whatever was decided while an append was on its way
 goes into the next one (group commit). Every answer, refusals and reads included, waits until the
 position of the journal that it saw is durable.
+
+A ledger without room stops time: nothing is decided and nothing is answered but LEDGER_FULL, leases
+and deadlines stand still, and what was decided is kept and tried again until there is room.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -15,17 +19,21 @@ from typing import NoReturn, TypeVar
 
 from treadle_core.errors import Kind, TreadleError
 from treadle_experience.core import tickets
-from treadle_experience.core.errors import LedgerFailedError, WriterFencedError
+from treadle_experience.core.errors import LedgerFailedError, LedgerFullError, WriterFencedError
 from treadle_experience.core.leases import Leases
 from treadle_experience.core.run import Run
 from treadle_experience.core.tickets import Attempt
 from treadle_experience.core.transitions import Transition
 from treadle_experience.ports import Ledger
+from treadle_runtime.failpoints import failpoint
 
 log = logging.getLogger(__name__)
 
 APPEND_LIMIT_S = 30.0
 """An append that takes longer has failed: nobody can tell a full queue from a dead disk."""
+
+FULL_RETRY_S = 1.0
+"""How often a full ledger is tried again, and after how long its callers are told to."""
 
 A = TypeVar("A")
 Clock = Callable[[], float]
@@ -47,13 +55,15 @@ class Keeper:
 
         `on_durable` is called with every transition of this process once it is stored.
 
-        Raises WrongRunError, LedgerFormatError, or InvalidFieldError for a rule that changed.
+        Raises WrongRunError, LedgerFormatError, LedgerFullError, or InvalidFieldError for a rule
+        that changed.
         """
         self._run = run
         self._ledger = ledger
         self._on_durable = on_durable
         self._clock = clock
         self._epoch = ledger.acquire(run.rules.run_id)
+        failpoint("experience.start.after_acquire")
         run.load(ledger.load())
         self._leases = Leases(run.rules.lease_s, run.rules.deadline_s)
         self._leases.start(run.state, clock())
@@ -63,6 +73,8 @@ class Keeper:
         self._work = asyncio.Event()
         self._bell = asyncio.Event()
         self._failure: BaseException | None = None
+        self._full: LedgerFullError | None = None
+        self._full_since = 0.0
         self._draining = False
         self._thread = ThreadPoolExecutor(1, "ledger")
         if self._queue:
@@ -73,10 +85,21 @@ class Keeper:
         """Position of the journal up to which everything is durable."""
         return self._durable
 
+    @property
+    def is_able(self) -> bool:
+        """Whether decisions are taken: False while the ledger is full, or has failed."""
+        return self._full is None and self._failure is None
+
     async def ask(self, decide: Callable[[Run], A]) -> A:
-        """Decides, and answers once that is durable. Raises what `decide` raises, then too."""
+        """Decides, and answers once that is durable. Raises what `decide` raises, then too.
+
+        Raises LedgerFullError where there is no room for an answer; what was decided before that
+        showed becomes durable later, so a repeat finds it done.
+        """
         if self._failure is not None:
             await self._never()
+        if self._full is not None:
+            raise _refusal(self._full)
         try:
             answer = decide(self._run)
         except TreadleError as error:
@@ -134,18 +157,24 @@ class Keeper:
             now = self._clock()
             late_s = now - swept - interval_s
             swept = now
+            if self._full is not None:
+                continue
             if late_s > interval_s:
                 self._leases.forgive(late_s)
             ended = [Attempt(*lease) for lease in self._leases.due(self._run.state, now)]
             if ended:
                 log.info("%d leases ran out", len(ended))
-                await self.ask(lambda run, ended=ended: tickets.expire(run, ended))
+                with contextlib.suppress(LedgerFullError):  # it is decided, and stored later
+                    await self.ask(lambda run, ended=ended: tickets.expire(run, ended))
 
     async def drain(self) -> None:
-        """Ends all waiting and stores what was decided."""
+        """Ends all waiting and stores what was decided, unless there is no room for it."""
         self._draining = True
         self._ring()
-        await self._settle()
+        try:
+            await self._settle()
+        except LedgerFullError as error:
+            log.warning("what nobody was told is not stored: %s", error.message)
 
     def close(self) -> None:
         """Waits for an append on its way, and lets the ledger go; blocks."""
@@ -160,6 +189,8 @@ class Keeper:
             self._work.set()
         position = self._run.state.position
         if position > self._durable:
+            if self._full is not None:
+                raise _refusal(self._full)
             future = asyncio.get_running_loop().create_future()
             self._waiters.append((position, future))
             await future
@@ -168,12 +199,18 @@ class Keeper:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(APPEND_LIMIT_S):
-                await loop.run_in_executor(self._thread, self._ledger.append, batch, self._epoch)
+                await loop.run_in_executor(self._thread, self._store, batch)
+        except LedgerFullError as error:
+            self._queue = [*batch, *self._queue]
+            self._stop_time(error)
+            return
         except Exception as error:
             failure = error if isinstance(error, TreadleError) else LedgerFailedError(repr(error))
             self._fail(failure)
             raise failure from error
+        failpoint("experience.append.before_reply")
         self._durable += len(batch)
+        self._go_on()
         while self._waiters and self._waiters[0][0] <= self._durable:
             future = self._waiters.popleft()[1]
             if not future.done():
@@ -181,6 +218,34 @@ class Keeper:
         for transition in batch:
             self._on_durable(transition)
         self._ring()
+
+    def _stop_time(self, error: LedgerFullError) -> None:
+        """Refuses all who wait, and tries the append again later."""
+        if self._full is None:
+            log.error("nothing is acknowledged until there is room: %s", error.message)
+            self._full_since = self._clock()
+        self._full = error
+        for _, future in self._waiters:
+            if not future.done():
+                future.set_exception(_refusal(error))
+        self._waiters.clear()
+        self._ring()
+        asyncio.get_running_loop().call_later(FULL_RETRY_S, self._work.set)
+
+    def _go_on(self) -> None:
+        """There is room: leases and deadlines go on from where they stood."""
+        if self._full is None:
+            return
+        seconds = self._clock() - self._full_since
+        self._full = None
+        self._leases.forgive(seconds)
+        log.info("there is room again, after %.1f s", seconds)
+
+    def _store(self, batch: list[Transition]) -> None:
+        """Appends, in the ledger's thread."""
+        failpoint("experience.append.before_flush")
+        self._ledger.append(batch, self._epoch)
+        failpoint("experience.append.after_flush")
 
     def _ring(self) -> None:
         self._bell.set()
@@ -204,3 +269,14 @@ class Keeper:
             raise self._failure
         await asyncio.get_running_loop().create_future()
         raise AssertionError
+
+
+def _refusal(error: LedgerFullError) -> LedgerFullError:
+    """One for each call that it ends."""
+    return LedgerFullError(
+        error.message,
+        field=error.field,
+        limit=error.limit,
+        value=error.value,
+        retry_after_s=FULL_RETRY_S,
+    )

@@ -32,7 +32,8 @@ class Ledger(Protocol):
         """Makes the caller the only writer, and returns its writer epoch.
 
         Creates the ledger on the first call and binds it to `run_id`. Raises WrongRunError when
-        it is bound to another run, LedgerFormatError when it is of another format.
+        it is bound to another run, LedgerFormatError when it is of another format, and
+        LedgerFullError when there is no room.
         """
         ...
 
@@ -43,7 +44,8 @@ class Ledger(Protocol):
     def append(self, transitions: Sequence[Transition], writer_epoch: int) -> None:
         """Stores all of them, or none and raises; durable when it returns.
 
-        Raises WriterFencedError when the ledger was acquired again since.
+        Raises WriterFencedError when the ledger was acquired again since, LedgerFullError when
+        there is no room: the same append may then be tried again.
         """
         ...
 

@@ -12,6 +12,7 @@ from treadle_core.episodes import MAX_REWARD, FailureClass, Termination
 from treadle_core.errors import InvalidFieldError
 from treadle_core.ids import checked_id
 from treadle_experience.core.errors import WrongRunError
+from treadle_experience.core.faults import Fault, FaultReason
 from treadle_experience.core.state import Result
 from treadle_experience.core.tickets import Attempt, Failure
 
@@ -32,6 +33,11 @@ _FAILURE_CLASSES = {
     episode_pb2.FAILURE_CLASS_POLICY: FailureClass.POLICY,
     episode_pb2.FAILURE_CLASS_ENVIRONMENT: FailureClass.ENVIRONMENT,
     episode_pb2.FAILURE_CLASS_INFRASTRUCTURE: FailureClass.INFRASTRUCTURE,
+}
+
+_FAULT_REASONS = {
+    pb.FAULT_REASON_PAYLOAD_LOST: FaultReason.PAYLOAD_LOST,
+    pb.FAULT_REASON_QUARANTINED: FaultReason.QUARANTINED,
 }
 
 
@@ -91,6 +97,29 @@ def attempts(messages: Sequence[pb.Attempt]) -> list[Attempt]:
             "attempts", limit=f"at most {MAX_ATTEMPTS} entries", value=len(messages)
         )
     return [attempt(message, f"attempts[{i}]") for i, message in enumerate(messages)]
+
+
+def faults(messages: Sequence[pb.EpisodeFault]) -> list[Fault]:
+    """What a trainer hands a batch back for."""
+    if len(messages) > MAX_ATTEMPTS:
+        raise InvalidFieldError(
+            "faults", limit=f"at most {MAX_ATTEMPTS} entries", value=len(messages)
+        )
+    found: list[Fault] = []
+    for i, message in enumerate(messages):
+        if message.reason not in _FAULT_REASONS:
+            raise InvalidFieldError(
+                f"faults[{i}].reason", limit="a known FaultReason", value=message.reason
+            )
+        found.append(
+            Fault(
+                checked_id(f"faults[{i}].episode_id", message.episode_id),
+                at_least(f"faults[{i}].attempt", message.attempt, 1),
+                _FAULT_REASONS[message.reason],
+                message.message,
+            )
+        )
+    return found
 
 
 def numbers(field: str, values: Mapping[str, float], largest: float) -> dict[str, float]:

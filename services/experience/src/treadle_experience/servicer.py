@@ -8,7 +8,7 @@ from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle.experience.v1 import experience_service_pb2_grpc as rpc
 from treadle_core.ids import checked_id
 from treadle_experience import payloads, requests, wire
-from treadle_experience.core import checkpoints, results, steps, tickets, versions
+from treadle_experience.core import checkpoints, faults, results, steps, tickets, versions
 from treadle_experience.core.rules import Rules
 from treadle_experience.core.summary import summarise
 from treadle_experience.keeper import Keeper
@@ -139,6 +139,19 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
         )
         return wire.claim(claim)
 
+    async def HandBackStep(
+        self, request: pb.HandBackStepRequest, context: object
+    ) -> pb.HandBackStepResponse:
+        requests.check_run(self._rules.run_id, request.run_id)
+        step = requests.at_least("step", request.step, 1)
+        found = requests.faults(request.faults)
+        await self._keeper.ask(
+            lambda run: faults.hand_back(
+                run, trainer_epoch=request.trainer_epoch, step=step, faults=found
+            )
+        )
+        return pb.HandBackStepResponse()
+
     async def ReportStep(
         self, request: pb.ReportStepRequest, context: object
     ) -> pb.ReportStepResponse:
@@ -146,7 +159,7 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
         step = requests.at_least("step", request.step, 1)
         metrics = requests.numbers("metrics", request.metrics, sys.float_info.max)
         trace_id = requests.hexadecimal("trace_id", request.trace_id, 32, optional=True)
-        await self._keeper.ask(
+        checkpoint_now = await self._keeper.ask(
             lambda run: steps.report(
                 run,
                 trainer_epoch=request.trainer_epoch,
@@ -155,7 +168,7 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
                 trace_id=trace_id,
             )
         )
-        return pb.ReportStepResponse()
+        return pb.ReportStepResponse(checkpoint_now=checkpoint_now)
 
     async def CommitCheckpoint(
         self, request: pb.CommitCheckpointRequest, context: object

@@ -69,10 +69,14 @@ def summary(value: Summary) -> pb.GetRunResponse:
         trained_step=value.trained_step,
         version=value.version,
         version_step=value.version_step,
+        version_digest=value.version_digest,
         evaluations=[_evaluation(key, outcome) for key, outcome in value.evaluations],
         complete=value.complete,
         failures=value.failures,
         last_step=value.last_step,
+        reasons=value.reasons,
+        lost_payloads=value.lost_payloads,
+        window_lag=value.window_lag,
     )
 
 

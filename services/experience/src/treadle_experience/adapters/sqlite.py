@@ -1,14 +1,20 @@
 """Ledger `sqlite`: one file, WAL, an fsync for each append."""
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle_experience.core.errors import LedgerFormatError, WriterFencedError, WrongRunError
+from treadle_experience.core.errors import (
+    LedgerFormatError,
+    LedgerFullError,
+    WriterFencedError,
+    WrongRunError,
+)
 from treadle_experience.core.transitions import (
     EpisodeDone,
     PayloadsReleased,
@@ -17,6 +23,7 @@ from treadle_experience.core.transitions import (
     kind_of,
     to_body,
 )
+from treadle_runtime.failpoints import failpoint
 
 FILE_NAME = "ledger.sqlite"
 """Where it lies in a run's directory, unless the recipe says otherwise."""
@@ -34,6 +41,8 @@ CREATE TABLE journal (
 CREATE TABLE inline_payload (episode_id TEXT PRIMARY KEY, payload BLOB NOT NULL);
 """
 _BUSY_S = 10.0
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+"""Codes of a write that found no room: of the file, and of the index of its write-ahead log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +74,17 @@ class SqliteLedger:
         self._position = 0
 
     def acquire(self, run_id: str) -> int:
+        with _room_on(self._path):
+            return self._acquire(run_id)
+
+    def _acquire(self, run_id: str) -> int:
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode in _FULL:
+                raise
             raise LedgerFormatError(
                 f"{self._path}: {error}", field="ledger", value=error
             ) from error
@@ -101,12 +116,14 @@ class SqliteLedger:
             (self._position + place, kind_of(transition), _dumps(to_body(transition)))
             for place, transition in enumerate(transitions, start=1)
         ]
-        self._db.execute("BEGIN IMMEDIATE")
-        with self._db:
-            self._advance(self._position + len(rows), writer_epoch)
-            self._db.executemany("INSERT INTO journal VALUES (?, ?, ?)", rows)
-            for transition in transitions:
-                self._store_payloads(transition)
+        with _room_on(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            with self._db:
+                self._advance(self._position + len(rows), writer_epoch)
+                self._db.executemany("INSERT INTO journal VALUES (?, ?, ?)", rows)
+                for transition in transitions:
+                    self._store_payloads(transition)
+                failpoint("experience.ledger.before_commit")
         self._position += len(rows)
 
     def close(self) -> None:
@@ -136,6 +153,19 @@ class SqliteLedger:
                 "DELETE FROM inline_payload WHERE episode_id = ?",
                 [(episode_id,) for episode_id in transition.episode_ids],
             )
+
+
+@contextlib.contextmanager
+def _room_on(path: Path) -> Generator[None]:
+    """Raises LedgerFullError where the disk has no room; the transaction was rolled back then."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode not in _FULL:
+            raise
+        raise LedgerFullError(
+            f"ledger {path}: {error}", field="ledger", limit="room on its disk", value="none"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

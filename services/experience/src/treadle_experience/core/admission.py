@@ -10,6 +10,7 @@ trained by step `s + n // tasks_per_step + 1` at the latest. With `n` below
 from bisect import bisect_left
 
 from treadle_core.versions import Version
+from treadle_experience.core.evaluation import is_exact
 from treadle_experience.core.rules import Rules
 from treadle_experience.core.state import RunState, Task
 
@@ -32,7 +33,20 @@ def may_open(state: RunState, rules: Rules, step: int) -> bool:
     occupied = len(state.window)
     # A task that no remaining step can take would be sampled only to be evicted.
     usable = (rules.steps - state.last_claimed()) * rules.tasks_per_step
-    return occupied < usable and occupied + tasks_beyond(state, step) < rules.bound
+    if occupied >= usable:
+        return False
+    lag = rules.max_lag if _is_starved(state, rules) else rules.window_lag(state.pace.lag)
+    return occupied + tasks_beyond(state, step) < (lag + 1) * rules.tasks_per_step
+
+
+def _is_starved(state: RunState, rules: Rules) -> bool:
+    """Whether the trainer waits for a step that an adaptive window has too few tasks for.
+
+    Such a window would stay closed where versions come only after more steps than it allows.
+    """
+    return (
+        state.starved_step == state.last_claimed() + 1 and len(state.window) < rules.tasks_per_step
+    )
 
 
 def may_run(state: RunState, rules: Rules, task: Task, version: Version) -> bool:
@@ -40,8 +54,26 @@ def may_run(state: RunState, rules: Rules, task: Task, version: Version) -> bool
     if task.evaluation is not None:
         # After a restore a newer version may stand for an older step.
         evaluation = state.evaluations[task.evaluation]
+        if evaluation.exact:
+            return is_exact(state, evaluation, version)
         return version.number >= evaluation.version and version.step >= evaluation.key.step
+    if task.step:
+        return task.step - 1 - version.step <= rules.max_lag
     return tasks_ahead(state, task, version.step) < rules.bound
+
+
+def may_finish(state: RunState, rules: Rules, task: Task, version: Version) -> bool:
+    """Whether tokens of `version` in an open task can still be trained on.
+
+    As `may_run`, but for a task that was passed over, which may lag further.
+    """
+    if may_run(state, rules, task, version):
+        return True
+    if task.evaluation is not None or task.step or rules.max_overdue_lag is None:
+        return False
+    ahead = bisect_left(state.window, task.order)
+    trained_by = state.last_claimed() + ahead // rules.tasks_per_step + 1
+    return trained_by - 1 - version.step <= rules.max_overdue_lag
 
 
 def baseline_is_pending(state: RunState) -> bool:

@@ -8,6 +8,7 @@ from treadle_core.tickets import Sampling
 from treadle_core.versions import Version, VersionState
 from treadle_experience.core import transitions as happened
 from treadle_experience.core.errors import LedgerFormatError
+from treadle_experience.core.pace import Pace, after_step
 from treadle_experience.core.state import (
     Cause,
     Checkpoint,
@@ -24,6 +25,7 @@ from treadle_experience.core.state import (
 
 _LIVE = (EpisodeState.WAITING, EpisodeState.ISSUED)
 _IN_WINDOW = (TaskState.OPEN, TaskState.READY)
+_LEFT = (TaskState.FILTERED, TaskState.EVICTED, TaskState.QUARANTINED, TaskState.SCORED)
 
 
 def apply(state: RunState, transition: happened.Transition) -> None:
@@ -52,6 +54,7 @@ def _fold(transition: happened.Transition, state: RunState) -> None:
 def _run_began(transition: happened.RunBegan, state: RunState) -> None:
     state.run_id = transition.run_id
     state.settings = transition.settings
+    state.pace = Pace(transition.settings["max_lag"] // 2)
 
 
 @_fold.register
@@ -101,6 +104,8 @@ def _episode_done(transition: happened.EpisodeDone, state: RunState) -> None:
     task = state.tasks[episode.task_id]
     # An evaluation is never trained on, so its payloads are for readers of the ledger only.
     episode.inline = transition.inline if task.evaluation is None else None
+    if task.evaluation is None:
+        state.payload_bytes += transition.result.size
     if not transition.result.inlined:
         key = transition.result.sha256
         state.references[key] = state.references.get(key, 0) + 1
@@ -113,6 +118,7 @@ def _attempt_ended(transition: happened.AttemptEnded, state: RunState) -> None:
     _stop(state, episode)
     episode.ended = transition.cause
     episode.charged += transition.charged
+    episode.spanned += transition.cause is Cause.SPANNED
     if transition.cause in (Cause.FAILED, Cause.EXPIRED):
         state.failures[transition.failure_class] += 1
     _move_episode(state, episode, EpisodeState.FAILED if transition.final else EpisodeState.WAITING)
@@ -124,11 +130,14 @@ def _task_moved(transition: happened.TaskMoved, state: RunState) -> None:
     task = state.tasks[transition.task_id]
     _move_task(state, task, transition.state)
     task.reason = transition.reason
-    task.spec = {}
-    for episode in task.episodes:
-        if episode.state in _LIVE:
-            _stop(state, episode)
-            _move_episode(state, episode, EpisodeState.REVOKED)
+    if transition.state in _LEFT:
+        task.spec = {}
+        for episode in task.episodes:
+            if episode.state in _LIVE:
+                _stop(state, episode)
+                _move_episode(state, episode, EpisodeState.REVOKED)
+    if transition.reason:
+        state.reasons[transition.reason] += 1
     _index_waiting(state, task)
     if task.evaluation is not None:
         state.evaluations[task.evaluation].pending -= 1
@@ -140,8 +149,8 @@ def _step_claimed(transition: happened.StepClaimed, state: RunState) -> None:
         raise ValueError(transition.step)
     for task_id in transition.task_ids:
         task = state.tasks[task_id]
-        task.step = transition.step
         _move_task(state, task, TaskState.CLAIMED)
+        task.step = transition.step
     total = state.claimed_through[-1] + len(transition.task_ids)
     state.claimed_through.append(total)
     state.steps[transition.step] = Step(transition.step, transition.task_ids, transition.last)
@@ -150,10 +159,63 @@ def _step_claimed(transition: happened.StepClaimed, state: RunState) -> None:
 
 
 @_fold.register
+def _trainer_starved(transition: happened.TrainerStarved, state: RunState) -> None:
+    state.starved_step = transition.step
+
+
+@_fold.register
+def _episode_lost(transition: happened.EpisodeLost, state: RunState) -> None:
+    episode = state.episodes[transition.episode_id]
+    task = state.tasks[episode.task_id]
+    if task.state is not TaskState.OPEN:
+        _move_task(state, task, TaskState.OPEN)
+    episode.result = None
+    episode.ended = Cause.LOST
+    _move_episode(state, episode, EpisodeState.WAITING)
+    _index_waiting(state, task)
+    state.lost_payloads += 1
+
+
+@_fold.register
+def _step_unclaimed(transition: happened.StepUnclaimed, state: RunState) -> None:
+    if transition.step != state.last_claimed():
+        raise ValueError(transition.step)
+    for task_id in state.steps.pop(transition.step).task_ids:
+        task = state.tasks[task_id]
+        if task.state not in _LEFT:
+            task.step = 0
+            if task.state is TaskState.CLAIMED:
+                _move_task(state, task, TaskState.READY)
+            insort(state.window, task.order)
+    state.claimed_through.pop()
+    if state.last_step == transition.step:
+        state.last_step = None
+
+
+@_fold.register
+def _step_reformed(transition: happened.StepReformed, state: RunState) -> None:
+    step, through = transition.step, state.claimed_through
+    if transition.task_ids:
+        state.steps[step].task_ids = transition.task_ids
+        return
+    places = through[step] - through[step - 1]
+    through[step:] = [total - places for total in through[step + 1 :]]
+    del state.steps[step]
+    for later in range(step + 1, len(through) + 1):
+        moved = state.steps[later - 1] = state.steps.pop(later)
+        moved.step = later - 1
+        for task_id in moved.task_ids:
+            state.tasks[task_id].step = later - 1
+    if state.last_step is not None:
+        state.last_step -= 1
+
+
+@_fold.register
 def _step_trained(transition: happened.StepTrained, state: RunState) -> None:
     state.trained_step = transition.step
     for task_id in state.steps[transition.step].task_ids:
         _move_task(state, state.tasks[task_id], TaskState.TRAINED)
+    state.pace = after_step(state.pace, transition.metrics, state.settings["max_lag"])
 
 
 @_fold.register
@@ -196,7 +258,13 @@ def _checkpoint_committed(transition: happened.CheckpointCommitted, state: RunSt
 @_fold.register
 def _payloads_released(transition: happened.PayloadsReleased, state: RunState) -> None:
     for episode_id in transition.episode_ids:
-        state.episodes[episode_id].inline = None
+        episode = state.episodes[episode_id]
+        task = state.tasks[episode.task_id]
+        if task.evaluation is None and episode.result is not None:
+            state.payload_bytes -= episode.result.size
+        if task.state is TaskState.CONSUMED:
+            task.spec = {}
+        episode.inline = None
     for key in transition.stored:
         state.references[key] -= 1
         if not state.references[key]:
@@ -237,7 +305,9 @@ def _version_aborted(transition: happened.VersionAborted, state: RunState) -> No
 def _evaluation_opened(transition: happened.EvaluationOpened, state: RunState) -> None:
     key = EvaluationKey(transition.step, transition.name)
     sampling = Sampling(transition.temperature, transition.max_tokens)
-    state.evaluations[key] = Evaluation(key, transition.version, sampling, transition.size)
+    state.evaluations[key] = Evaluation(
+        key, transition.version, sampling, transition.size, transition.exact
+    )
     state.unfinished.append(key)
 
 
@@ -256,7 +326,8 @@ def _evaluation_scored(transition: happened.EvaluationScored, state: RunState) -
 
 
 def _move_task(state: RunState, task: Task, to: TaskState) -> None:
-    if task.evaluation is None and task.state in _IN_WINDOW and to not in _IN_WINDOW:
+    in_window = task.evaluation is None and not task.step and task.state in _IN_WINDOW
+    if in_window and to not in _IN_WINDOW:
         del state.window[_index(state.window, task.order)]
     state.task_counts[task.state] -= 1
     state.task_counts[to] += 1

@@ -13,7 +13,10 @@ from treadle_experience.core.state import RunState, TaskState
 from treadle_experience.core.transitions import (
     CheckpointCommitted,
     EpisodeDone,
+    EpisodeLost,
     StepClaimed,
+    StepReformed,
+    StepUnclaimed,
     TaskMoved,
     TaskOpened,
     TrainerAcquired,
@@ -58,6 +61,8 @@ def reconcile(journal: Sequence[Transition], state: RunState) -> Account:
             members[transition.task_id] = transition.episode_ids
         elif isinstance(transition, EpisodeDone):
             account.acknowledged.add(transition.episode_id)
+        elif isinstance(transition, EpisodeLost):
+            account.acknowledged.discard(transition.episode_id)
         elif isinstance(transition, TaskMoved):
             moved[transition.task_id] = transition.state
     steps = _committed_steps(journal)
@@ -81,6 +86,10 @@ def _committed_steps(journal: Iterable[Transition]) -> dict[int, tuple[str, ...]
     for transition in journal:
         if isinstance(transition, StepClaimed):
             claims[transition.step] = transition.task_ids
+        elif isinstance(transition, StepUnclaimed):
+            del claims[transition.step]
+        elif isinstance(transition, StepReformed):
+            _reform(claims, transition)
         elif isinstance(transition, CheckpointCommitted):
             checkpoints[transition.digest] = transition
             head = transition.digest
@@ -94,3 +103,12 @@ def _committed_steps(journal: Iterable[Transition]) -> dict[int, tuple[str, ...]
         covered |= {step: claims[step] for step in range(first, checkpoint.step + 1)}
         head = checkpoint.parent_digest
     return covered
+
+
+def _reform(claims: dict[int, tuple[str, ...]], reformed: StepReformed) -> None:
+    if reformed.task_ids:
+        claims[reformed.step] = reformed.task_ids
+        return
+    for step in range(reformed.step, max(claims)):
+        claims[step] = claims[step + 1]
+    del claims[max(claims)]

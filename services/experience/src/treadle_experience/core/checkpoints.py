@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from treadle_core.errors import InvalidFieldError
 from treadle_core.versions import VersionState
+from treadle_experience.core import groups
 from treadle_experience.core.errors import (
     CheckpointRequiredError,
     StepOutOfOrderError,
@@ -11,8 +12,7 @@ from treadle_experience.core.errors import (
     WrongParentError,
 )
 from treadle_experience.core.run import Run, check_trainer
-from treadle_experience.core.state import Checkpoint, RunState, Task
-from treadle_experience.core.tickets import release
+from treadle_experience.core.state import Checkpoint, Episode, RunState
 from treadle_experience.core.transitions import (
     CheckpointCommitted,
     TrainerAcquired,
@@ -85,14 +85,14 @@ def commit(
         )
     released = state.released_step
     run.record(CheckpointCommitted(digest, parent_digest, step, path, trainer_epoch))
-    release(run, _members(state, released, state.released_step))
+    groups.release(run, _members(state, released, state.released_step))
     return state.restorable()
 
 
-def _members(state: RunState, after: int, through: int) -> Iterator[Task]:
+def _members(state: RunState, after: int, through: int) -> Iterator[Episode]:
     for step in range(after + 1, through + 1):
         for task_id in state.steps[step].task_ids:
-            yield state.tasks[task_id]
+            yield from state.tasks[task_id].episodes
 
 
 def _step_of(state: RunState, digest: str) -> int:

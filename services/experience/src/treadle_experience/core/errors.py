@@ -108,11 +108,25 @@ class TaskSourceError(TreadleError):
     reason = "TASK_SOURCE_FAILED"
 
 
+class FilterError(TreadleError):
+    """A filter raised, or returned something that is not a reason."""
+
+    kind = Kind.BROKEN
+    reason = "FILTER_FAILED"
+
+
 class LedgerFailedError(TreadleError):
     """The ledger could not store a decision; nothing is acknowledged from here on."""
 
     kind = Kind.BROKEN
     reason = "LEDGER_FAILED"
+
+
+class LedgerFullError(TreadleError):
+    """The ledger's disk has no room. Nothing is acknowledged until it has; no decision is lost."""
+
+    kind = Kind.EXHAUSTED
+    reason = "LEDGER_FULL"
 
 
 class LedgerFormatError(TreadleError):

@@ -13,10 +13,19 @@ from treadle_experience.core.state import (
     Evaluation,
     EvaluationKey,
     RunState,
+    Task,
     TaskState,
     evaluation_task_id,
 )
-from treadle_experience.core.transitions import EvaluationOpened, EvaluationScored, TaskOpened
+from treadle_experience.core.transitions import (
+    EvaluationOpened,
+    EvaluationScored,
+    TaskMoved,
+    TaskOpened,
+)
+
+INEXACT = "inexact"
+"""No attempt at an episode of an exact evaluation stayed on the parameters that are scored."""
 
 
 def open_due(run: Run) -> None:
@@ -33,10 +42,43 @@ def open_due(run: Run) -> None:
             _open(run, chosen, version)
 
 
+def end_beyond(run: Run, last_step: int, reason: str) -> None:
+    """Ends evaluations of steps that the run will not reach again, with what they have."""
+    for key in list(run.state.unfinished):
+        if key.step > last_step:
+            for task in _tasks(run.state, run.state.evaluations[key]):
+                if task.state is TaskState.OPEN:
+                    run.record(TaskMoved(task.task_id, TaskState.FILTERED, reason))
+            close_if_done(run, key)
+
+
+def end_overtaken(run: Run, version: Version) -> None:
+    """Ends what is left of exact evaluations that a replica with `version` has left behind.
+
+    Engines do not go back, so that nobody can be relied on to run it.
+    """
+    state = run.state
+    for key in list(state.unfinished):
+        evaluation = state.evaluations[key]
+        if not evaluation.exact or version.number < evaluation.version:
+            continue
+        if is_exact(state, evaluation, version):
+            continue
+        for order in list(evaluation.waiting):
+            task_id = evaluation_task_id(key, order)
+            run.record(TaskMoved(task_id, TaskState.FILTERED, INEXACT))
+        close_if_done(run, key)
+
+
+def is_exact(state: RunState, evaluation: Evaluation, version: Version) -> bool:
+    """Whether `version` stands for the very parameters that are scored."""
+    return version.weights_digest == state.versions[evaluation.version].weights_digest
+
+
 def close_if_done(run: Run, key: EvaluationKey) -> None:
     """Records the outcome of an evaluation whose last task got one."""
     evaluation = run.state.evaluations[key]
-    if evaluation.pending:
+    if evaluation.pending or evaluation.outcome:
         return
     rewards: list[float] = []
     versions: set[int] = set()
@@ -86,6 +128,7 @@ def _open(run: Run, chosen: EvaluationSet, version: Version) -> None:
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             size=len(specs),
+            exact=chosen.exact,
         )
     )
     for order, spec in enumerate(specs, start=1):
@@ -103,7 +146,11 @@ def _read_all(run: Run, chosen: EvaluationSet) -> Iterator[Mapping[str, Json]]:
 
 
 def _episodes(state: RunState, evaluation: Evaluation) -> Iterator[Episode]:
-    for order in range(1, evaluation.size + 1):
-        task = state.tasks[evaluation_task_id(evaluation.key, order)]
+    for task in _tasks(state, evaluation):
         if task.state is TaskState.SCORED:
             yield task.episodes[0]
+
+
+def _tasks(state: RunState, evaluation: Evaluation) -> Iterator[Task]:
+    for order in range(1, evaluation.size + 1):
+        yield state.tasks[evaluation_task_id(evaluation.key, order)]

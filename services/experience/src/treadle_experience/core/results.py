@@ -1,6 +1,9 @@
 """Results: what finishing an episode does to it, to its task and to its evaluation."""
 
-from treadle_experience.core import admission, evaluation
+from collections.abc import Sequence
+
+from treadle_core.versions import Version
+from treadle_experience.core import admission, evaluation, groups
 from treadle_experience.core.errors import ResultConflictError
 from treadle_experience.core.run import Run, committed_version
 from treadle_experience.core.state import (
@@ -8,16 +11,19 @@ from treadle_experience.core.state import (
     Episode,
     EpisodeState,
     Result,
-    TaskState,
+    RunState,
+    Task,
 )
 from treadle_experience.core.tickets import Attempt, end_attempt, find, stale
-from treadle_experience.core.transitions import EpisodeDone, TaskMoved
+from treadle_experience.core.transitions import EpisodeDone
 
 
 def complete(
     run: Run, *, replica_id: str, attempt: Attempt, result: Result, inline: bytes | None
 ) -> bool:
     """Records the result of an attempt; whether it was recorded before.
+
+    One that an exact evaluation cannot use ends its attempt instead, and charges no retry.
 
     Raises UnknownEpisodeError, StaleAttemptError, ResultConflictError or UnknownVersionError.
     """
@@ -34,17 +40,26 @@ def complete(
         raise stale(episode, attempt)
     versions = [committed_version(state, "versions", number) for number in result.versions]
     task = state.tasks[episode.task_id]
-    if not all(admission.may_run(state, run.rules, task, version) for version in versions):
+    if task.evaluation is not None and not _is_exact(state, task, versions):
+        end_attempt(run, episode, Cause.SPANNED)
+        return False
+    if not all(admission.may_finish(state, run.rules, task, version) for version in versions):
         # The replica went back to an older step and this is the first that we hear of it.
         end_attempt(run, episode, Cause.RESTORED)
         raise stale(episode, attempt)
     run.record(EpisodeDone(episode.episode_id, episode.attempt, result, inline))
-    if all(member.state is EpisodeState.DONE for member in task.episodes):
-        done = TaskState.READY if task.evaluation is None else TaskState.SCORED
-        run.record(TaskMoved(task.task_id, done))
-        if task.evaluation is not None:
-            evaluation.close_if_done(run, task.evaluation)
+    groups.settle(run, task)
     return False
+
+
+def _is_exact(state: RunState, task: Task, versions: Sequence[Version]) -> bool:
+    """Whether a result counts in the evaluation of `task`, by the versions of its tokens."""
+    evaluated = state.evaluations[task.evaluation] if task.evaluation else None
+    return (
+        evaluated is None
+        or not evaluated.exact
+        or all(evaluation.is_exact(state, evaluated, version) for version in versions)
+    )
 
 
 def _check_same(episode: Episode, result: Result) -> None:

@@ -1,12 +1,24 @@
 """The rules that a run's decisions follow, as values."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from treadle_core.errors import InvalidFieldError
 from treadle_core.tickets import Sampling
 
 FIXED = ("tasks_per_step", "group_size", "max_lag")
 """Rules that a run keeps from its first start to its end: what is recorded relies on them."""
+
+
+class Overdue(StrEnum):
+    """What becomes of a task that still runs when a batch could be formed without it."""
+
+    WAIT = "wait"
+    """The batch waits for it."""
+    LATE = "late"
+    """It is passed over and trained when it is done, unless it lags too far by then."""
+    EVICT = "evict"
+    """It is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +29,8 @@ class EvaluationSet:
     limit: int
     """Most tasks to take from the source, from its first."""
     sampling: Sampling
+    exact: bool = False
+    """Only tokens of the parameters that are scored count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +61,15 @@ class Rules:
     deadline_s: float
     lease_s: float
     sampling: Sampling
+    min_episodes: int | None = None
+    """Members that a task has to have after their retries; None: all of them."""
+    overdue: Overdue = Overdue.WAIT
+    max_overdue_lag: int | None = None
+    """Most steps that a passed-over task may lag, >= `max_lag`; None unless overdue is `late`."""
+    adaptive: bool = False
+    """Aim at the smallest lag that keeps the trainer fed, instead of at `max_lag`."""
+    payload_budget_bytes: int | None = None
+    """Bytes of payloads that wait for a checkpoint, at most; None: no limit is watched."""
     drop_last: bool = False
     """Evict the tasks that cannot fill the last batch, instead of training on them."""
     evaluation: EvaluationRules | None = None
@@ -55,6 +78,20 @@ class Rules:
     def bound(self) -> int:
         """Tasks that may be ahead of a token's task, less one step's worth: the window's size."""
         return (self.max_lag + 1) * self.tasks_per_step
+
+    @property
+    def enough(self) -> int:
+        """Members that a training task has to have."""
+        return self.group_size if self.min_episodes is None else self.min_episodes
+
+    @property
+    def lag_limit(self) -> int:
+        """Most steps that any trained token may lag."""
+        return self.max_lag if self.max_overdue_lag is None else self.max_overdue_lag
+
+    def window_lag(self, aim: int) -> int:
+        """Lag that the window allows, in steps; `aim` is what an adaptive one aims at."""
+        return min(self.max_lag, aim) if self.adaptive else self.max_lag
 
     def fixed(self) -> dict[str, int]:
         """The rules that a run cannot change."""

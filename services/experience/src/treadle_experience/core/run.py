@@ -10,16 +10,20 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from treadle_core.ids import checked_id
 from treadle_core.tickets import Json
 from treadle_core.versions import Version, VersionState
 from treadle_experience.core.apply import apply
 from treadle_experience.core.errors import (
+    FilterError,
+    StepOutOfOrderError,
     TaskSourceError,
     TrainerFencedError,
     UnknownVersionError,
 )
+from treadle_experience.core.filters import Filter
 from treadle_experience.core.rules import Rules
-from treadle_experience.core.state import RunState
+from treadle_experience.core.state import RunState, Task
 from treadle_experience.core.transitions import RunBegan, Transition
 
 Read = Callable[[int], Mapping[str, Json] | None]
@@ -31,11 +35,13 @@ TRAINING = ""
 
 @dataclass(slots=True)
 class Run:
-    """State, rules and sources of one run, and what was decided since the last `take`."""
+    """State, rules and plugins of one run, and what was decided since the last `take`."""
 
     rules: Rules
     sources: Mapping[str, Read]
     state: RunState = field(default_factory=RunState)
+    filter: Filter | None = None
+    """Which whole groups are kept; None: all."""
     _recorded: list[Transition] = field(default_factory=list[Transition])
 
     def load(self, journal: Iterable[Transition]) -> None:
@@ -80,6 +86,26 @@ def read_task(run: Run, source: str, cursor: int) -> Mapping[str, Json] | None:
         ) from error
 
 
+def drop_reason(run: Run, task: Task) -> str:
+    """Why the run's filter drops a whole group; empty to keep it.
+
+    Raises FilterError when the filter raises, or returns what is no id.
+    """
+    if run.filter is None:
+        return ""
+    members = [episode.result for episode in task.members() if episode.result is not None]
+    try:
+        reason = run.filter(members)
+        return checked_id("reason", reason) if reason else ""
+    except Exception as error:
+        raise FilterError(
+            f"the filter failed at task {task.task_id}: {error!r}",
+            field="filter",
+            limit="one word, or empty",
+            value=task.task_id,
+        ) from error
+
+
 def check_trainer(state: RunState, trainer_epoch: int) -> None:
     """Raises TrainerFencedError unless `trainer_epoch` is that of the run's only trainer."""
     if trainer_epoch != state.trainer_epoch:
@@ -88,6 +114,18 @@ def check_trainer(state: RunState, trainer_epoch: int) -> None:
             field="trainer_epoch",
             limit=state.trainer_epoch,
             value=trainer_epoch,
+        )
+
+
+def check_claimed(state: RunState, trainer_epoch: int, step: int) -> None:
+    """Raises TrainerFencedError, or StepOutOfOrderError unless `step` is claimed and untrained."""
+    check_trainer(state, trainer_epoch)
+    if step != state.trained_step + 1 or step not in state.steps:
+        raise StepOutOfOrderError(
+            f"step {step} is not the claimed step after {state.trained_step}",
+            field="step",
+            limit=state.trained_step + 1,
+            value=step,
         )
 
 

@@ -12,15 +12,16 @@ from enum import StrEnum
 from treadle_core.episodes import Termination
 from treadle_core.tickets import Json, Sampling
 from treadle_core.versions import Version
+from treadle_experience.core.pace import Pace
 
 
 class TaskState(StrEnum):
     """Life of a task. The last five are final in the lineage."""
 
     OPEN = "open"
-    """A first ticket was issued; a member is missing."""
+    """A first ticket was issued; a member is missing. A recorded batch may wait for it."""
     READY = "ready"
-    """All members are done."""
+    """Its members are done, as many as the run asks for, and the filter kept it."""
     CLAIMED = "claimed"
     """Member of a recorded batch."""
     TRAINED = "trained"
@@ -59,6 +60,10 @@ class Cause(StrEnum):
     """The replica drained."""
     RESTORED = "restored"
     """Its replica serves an older step than the attempt was leased for, and admission says no."""
+    LOST = "lost"
+    """Its result was recorded, and the payload cannot be had any more."""
+    SPANNED = "spanned"
+    """Its tokens are of more than the one version that its evaluation asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class Episode:
     """What that replica served then."""
     charged: int = 0
     """Attempts that count against the retries."""
+    spanned: int = 0
+    """Attempts whose tokens were not all of the version that their evaluation asks for."""
     ended: Cause | None = None
     """How the last attempt ended, where it ended without a result."""
     result: Result | None = None
@@ -111,14 +118,20 @@ class Task:
     order: int
     """Rank of its first ticket among all tasks of the run (or of its evaluation), from 1."""
     spec: Mapping[str, Json]
-    """As its source made it; empty once no ticket of it can be issued again."""
+    """As its source made it; empty once no ticket of it can be issued again, a restore and a
+    lost payload included."""
     episodes: list[Episode]
     evaluation: "EvaluationKey | None" = None
     state: TaskState = TaskState.OPEN
     reason: str = ""
     """Why it was filtered, evicted or quarantined."""
     step: int = 0
-    """Step that claimed it; 0 while none did."""
+    """Step whose recorded batch it is in, or was in when it left for good; else 0. An open task of
+    a batch lost a member's payload and has no place in the window."""
+
+    def members(self) -> list[Episode]:
+        """The episodes that are done, in the order of their index."""
+        return [episode for episode in self.episodes if episode.state is EpisodeState.DONE]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -139,6 +152,8 @@ class Evaluation:
     sampling: Sampling
     size: int
     """Its tasks, one episode each."""
+    exact: bool = False
+    """Only tokens of that version's parameters count."""
     waiting: list[int] = field(default_factory=list[int])
     """Orders of the tasks to be issued, ascending."""
     pending: int = 0
@@ -195,6 +210,12 @@ class RunState:
     episode_counts: Counter[EpisodeState] = field(default_factory=Counter[EpisodeState])
     failures: Counter[str] = field(default_factory=Counter[str])
     """Failed and expired attempts by failure class."""
+    reasons: Counter[str] = field(default_factory=Counter[str])
+    """Tasks that were filtered, evicted or quarantined, by reason."""
+    lost_payloads: int = 0
+    """Recorded results whose payload was lost."""
+    payload_bytes: int = 0
+    """Size of the payloads of training episodes that are not released."""
     running: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
     """Issued episodes by replica, oldest lease first."""
 
@@ -205,19 +226,24 @@ class RunState:
     num_opened: int = 0
     """Training tasks opened; the order of the newest."""
     window: list[int] = field(default_factory=list[int])
-    """Orders of the open and ready training tasks, ascending."""
+    """Orders of the open and ready training tasks that no batch holds, ascending."""
     waiting: list[int] = field(default_factory=list[int])
     """Orders of the open training tasks that have a waiting member, ascending."""
 
     steps: dict[int, Step] = field(default_factory=dict[int, Step])
     claimed_through: list[int] = field(default_factory=lambda: [0])
-    """Tasks in the batches of steps <= the index."""
+    """Places in the batches of steps <= the index; a place that nobody took counts too."""
     trained_step: int = 0
     """Last step reported trained in the lineage."""
     last_step: int | None = None
     """The run's last step, once it is known."""
     closed: bool = False
     """The last step was trained once; nothing is opened or claimed anew."""
+
+    pace: Pace = field(default_factory=Pace)
+    """What an adaptive window aims at."""
+    starved_step: int = 0
+    """Newest step whose claim found an adaptive window too narrow."""
 
     trainer_epoch: int = 0
     acquisitions: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])

@@ -3,17 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from treadle_experience.core import evaluation, tickets
+from treadle_experience.core import batches, evaluation
 from treadle_experience.core.errors import LagBrokenError, StepOutOfOrderError
-from treadle_experience.core.run import Run, check_trainer
-from treadle_experience.core.state import Episode, Step, Task, TaskState
-from treadle_experience.core.transitions import RunClosed, StepClaimed, StepTrained
+from treadle_experience.core.run import Run, check_claimed, check_trainer
+from treadle_experience.core.state import Episode, Task, TaskState
+from treadle_experience.core.transitions import StepTrained
 
-RUN_ENDED = "run_ended"
-"""The task was not claimed before the run's last step was trained."""
-
-LAST_BATCH = "last_batch"
-"""The task was left over when the tasks ended, and the recipe drops such."""
+BUDGET_SHARE = 0.8
+"""Share of the payload budget from which a checkpoint is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +46,45 @@ def claim(run: Run, *, trainer_epoch: int, step: int) -> Claim:
             limit=state.trained_step + 1,
             value=step,
         )
+    batches.mend(run, step)
     if step not in state.steps and not state.closed:
-        _form(run, step)
+        batches.form(run, step)
     recorded = state.steps.get(step)
     if recorded is None:
         return Claim(complete=state.closed)
-    tasks = tuple(_claimed(run, state.tasks[task_id], step) for task_id in recorded.task_ids)
-    return Claim(tasks, last=_is_last(run, recorded))
+    members = [state.tasks[task_id] for task_id in recorded.task_ids]
+    if any(task.state is TaskState.OPEN for task in members):
+        return Claim()
+    tasks = tuple(_claimed(run, task, step) for task in members)
+    return Claim(tasks, last=batches.is_last(run, recorded))
 
 
 def report(
     run: Run, *, trainer_epoch: int, step: int, metrics: Mapping[str, float], trace_id: str
-) -> None:
+) -> bool:
     """Records a claimed step as trained; the first report in a lineage wins.
+
+    Whether the payloads that wait for a checkpoint ask for one now.
 
     Raises TrainerFencedError or StepOutOfOrderError.
     """
     state = run.state
     check_trainer(state, trainer_epoch)
     if 1 <= step <= state.trained_step:
-        return
-    if step != state.trained_step + 1 or step not in state.steps:
+        return _budget_is_short(run)
+    check_claimed(state, trainer_epoch, step)
+    recorded = state.steps[step]
+    if any(state.tasks[id_].state is not TaskState.CLAIMED for id_ in recorded.task_ids):
         raise StepOutOfOrderError(
-            f"step {step} is not the claimed step after {state.trained_step}",
+            f"the batch of step {step} was handed back and not claimed again",
             field="step",
-            limit=state.trained_step + 1,
+            limit="a claimed step",
             value=step,
         )
     run.record(StepTrained(step, trainer_epoch, metrics, trace_id))
-    if _is_last(run, state.steps[step]) and not state.closed:
-        _close(run, step, RUN_ENDED)
+    if batches.is_last(run, recorded) and not state.closed:
+        batches.close(run, step, batches.RUN_ENDED)
+    return _budget_is_short(run)
 
 
 def is_complete(run: Run) -> bool:
@@ -94,44 +100,21 @@ def is_complete(run: Run) -> bool:
     )
 
 
-def _form(run: Run, step: int) -> None:
-    """Forms the batch of a step never claimed before, or closes the run, where either can be."""
-    state, rules = run.state, run.rules
-    if step > rules.steps:  # the recipe was shortened between two starts
-        _close(run, step - 1, RUN_ENDED)
-        return
-    tasks = [state.task_of(order) for order in state.window[: rules.tasks_per_step]]
-    short = len(tasks) < rules.tasks_per_step
-    if short and not state.exhausted:
-        return
-    if not tasks:
-        _close(run, step - 1, RUN_ENDED)
-        return
-    if any(task.state is not TaskState.READY for task in tasks):
-        return
-    if short and rules.drop_last:
-        _close(run, step - 1, LAST_BATCH)
-        return
-    last = step == rules.steps or (state.exhausted and len(tasks) == len(state.window))
-    run.record(StepClaimed(step, tuple(task.task_id for task in tasks), last))
-
-
-def _close(run: Run, last_step: int, reason: str) -> None:
-    """Ends the run with `last_step`: what was not claimed is evicted, and a last score is due."""
-    run.record(RunClosed(last_step))
-    for order in list(run.state.window):
-        tickets.discard(run, run.state.task_of(order), TaskState.EVICTED, reason)
-    evaluation.open_due(run)
-
-
-def _is_last(run: Run, step: Step) -> bool:
-    return step.last or step.step == run.rules.steps
+def _budget_is_short(run: Run) -> bool:
+    state, budget = run.state, run.rules.payload_budget_bytes
+    head = state.head()
+    covered = head.step if head else 0
+    return (
+        budget is not None
+        and covered < state.trained_step
+        and state.payload_bytes >= BUDGET_SHARE * budget
+    )
 
 
 def _claimed(run: Run, task: Task, step: int) -> ClaimedTask:
     return ClaimedTask(
         task.task_id,
-        tuple((episode, _oldest_step(run, step, episode)) for episode in task.episodes),
+        tuple((episode, _oldest_step(run, step, episode)) for episode in task.members()),
     )
 
 
@@ -141,11 +124,11 @@ def _oldest_step(run: Run, step: int, episode: Episode) -> int:
     numbers = episode.result.versions if episode.result else ()
     oldest = min((versions[number].step for number in numbers), default=step - 1)
     lag = step - 1 - oldest
-    if lag > run.rules.max_lag:
+    if lag > run.rules.lag_limit:
         raise LagBrokenError(
             f"step {step}: episode {episode.episode_id} lags {lag} steps",
             field="max_lag",
-            limit=run.rules.max_lag,
+            limit=run.rules.lag_limit,
             value=lag,
         )
     return oldest

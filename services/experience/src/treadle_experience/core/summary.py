@@ -19,9 +19,13 @@ class Summary:
     trained_step: int
     version: int
     version_step: int
+    version_digest: str
     evaluations: list[tuple[EvaluationKey, Outcome]]
     complete: bool
     last_step: int
+    reasons: dict[str, int]
+    lost_payloads: int
+    window_lag: int
 
 
 def summarise(run: Run) -> Summary:
@@ -38,7 +42,11 @@ def summarise(run: Run) -> Summary:
         trained_step=state.trained_step,
         version=state.newest_version,
         version_step=newest.step if newest else 0,
+        version_digest=newest.weights_digest if newest else "",
         evaluations=[(key, outcome) for key, outcome in outcomes if outcome is not None],
         complete=is_complete(run),
         last_step=state.last_step or 0,
+        reasons=dict(state.reasons),
+        lost_payloads=state.lost_payloads,
+        window_lag=run.rules.window_lag(state.pace.lag),
     )

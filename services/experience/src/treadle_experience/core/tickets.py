@@ -8,7 +8,7 @@ from treadle_core.episodes import FailureClass
 from treadle_core.ids import episode_id
 from treadle_core.tickets import Sampling, Ticket
 from treadle_core.versions import Version
-from treadle_experience.core import admission, evaluation
+from treadle_experience.core import admission, evaluation, groups
 from treadle_experience.core.errors import StaleAttemptError, UnknownEpisodeError
 from treadle_experience.core.run import TRAINING, Run, committed_version, read_task
 from treadle_experience.core.state import (
@@ -17,21 +17,15 @@ from treadle_experience.core.state import (
     EpisodeState,
     RunState,
     Task,
-    TaskState,
     evaluation_task_id,
     training_task_id,
 )
 from treadle_experience.core.transitions import (
     AttemptEnded,
-    PayloadsReleased,
     SourceExhausted,
-    TaskMoved,
     TaskOpened,
     TicketIssued,
 )
-
-INCOMPLETE_GROUP = "incomplete_group"
-"""A member of the task ran out of retries."""
 
 MESSAGE_LIMIT = 4096
 """Characters that are kept of a failure's message."""
@@ -63,6 +57,7 @@ def lease(
     """
     version = committed_version(run.state, "served_version", served_version)
     end_forbidden(run, replica_id, version)
+    evaluation.end_overtaken(run, version)
     room = min(max_tickets, _evaluation_room(run, replica_id, slots))
     tickets = [
         _issue(run, episode, replica_id, version)
@@ -149,11 +144,17 @@ def stale(episode: Episode, attempt: Attempt) -> StaleAttemptError:
 
 
 def end_forbidden(run: Run, replica_id: str, version: Version) -> None:
-    """Ends the attempts that a replica may not go on with, now that it serves an older step."""
+    """Ends the attempts that a replica may not go on with, now that it serves an older step.
+
+    Numbers rise on every replica: one below that of the lease comes from a late request, which says
+    nothing of what is served now.
+    """
     state = run.state
     for id_ in list(state.running.get(replica_id, ())):
         episode = state.episodes[id_]
-        if version.step < state.versions[episode.version].step and not admission.may_run(
+        leased = state.versions[episode.version]
+        went_back = version.number > leased.number and version.step < leased.step
+        if went_back and not admission.may_finish(
             state, run.rules, state.tasks[episode.task_id], version
         ):
             end_attempt(run, episode, Cause.RESTORED)
@@ -162,7 +163,8 @@ def end_forbidden(run: Run, replica_id: str, version: Version) -> None:
 def end_attempt(run: Run, episode: Episode, cause: Cause, failure: Failure | None = None) -> None:
     """Ends an issued attempt without a result, and its task where that was the last retry."""
     charged = cause in (Cause.FAILED, Cause.EXPIRED)
-    final = charged and episode.charged >= run.rules.retries
+    spent = episode.spanned if cause is Cause.SPANNED else episode.charged
+    final = (charged or cause is Cause.SPANNED) and spent >= run.rules.retries
     run.record(
         AttemptEnded(
             episode_id=episode.episode_id,
@@ -176,29 +178,7 @@ def end_attempt(run: Run, episode: Episode, cause: Cause, failure: Failure | Non
         )
     )
     if final:
-        task = run.state.tasks[episode.task_id]
-        discard(run, task, TaskState.FILTERED, INCOMPLETE_GROUP)
-        if task.evaluation is not None:
-            evaluation.close_if_done(run, task.evaluation)
-
-
-def discard(run: Run, task: Task, state: TaskState, reason: str) -> None:
-    """Moves an open or ready task out for good, and releases the payloads that it has."""
-    run.record(TaskMoved(task.task_id, state, reason))
-    release(run, [task])
-
-
-def release(run: Run, tasks: Iterable[Task]) -> None:
-    """Records that the payloads of these tasks are not needed again."""
-    done = [
-        (episode.episode_id, episode.result)
-        for task in tasks
-        for episode in task.episodes
-        if episode.result is not None
-    ]
-    if done:
-        stored = tuple(result.sha256 for _, result in done if not result.inlined)
-        run.record(PayloadsReleased(tuple(id_ for id_, _ in done), stored))
+        groups.settle(run, run.state.tasks[episode.task_id])
 
 
 def _evaluation_room(run: Run, replica_id: str, slots: int) -> int:
@@ -227,12 +207,11 @@ def _evaluation_episodes(run: Run, version: Version, room: int) -> list[Episode]
 def _next_training(run: Run, version: Version) -> Episode | None:
     """The next training episode for a replica that serves `version`, oldest task first."""
     state = run.state
-    if state.waiting:
-        # Fewer tasks are ahead of the oldest than of any other, so one look is enough.
-        task = state.task_of(state.waiting[0])
-        if not admission.may_run(state, run.rules, task, version):
+    for task in map(state.task_of, state.waiting):
+        if admission.may_run(state, run.rules, task, version):
+            return next(e for e in task.episodes if e.state is EpisodeState.WAITING)
+        if not task.step:  # more tasks are ahead of every further one
             return None
-        return next(e for e in task.episodes if e.state is EpisodeState.WAITING)
     if not admission.may_open(state, run.rules, version.step):
         return None
     task = _open_next(run)

@@ -86,11 +86,14 @@ class AttemptEnded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskMoved:
-    """A task became ready or scored, or left the window for good."""
+    """A task became ready or scored, is whole again in its batch, or left for good."""
 
     task_id: str
     state: TaskState
     reason: str = ""
+    """Why it was filtered, evicted or quarantined: one word, for counts."""
+    message: str = ""
+    """The same for people."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,6 +104,38 @@ class StepClaimed:
     task_ids: tuple[str, ...]
     last: bool
     """It is the run's last."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainerStarved:
+    """A claim came while an adaptive window held fewer tasks than the step takes."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpisodeLost:
+    """The payload of a claimed episode cannot be had; it is to be issued again."""
+
+    episode_id: str
+    attempt: int
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepUnclaimed:
+    """The newest batch is no more; what is left of it stands in the window, to be claimed anew."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepReformed:
+    """A recorded batch lost members for good, and nothing took their place."""
+
+    step: int
+    task_ids: tuple[str, ...]
+    """What is left, in order. Where nothing is, the batches of later steps move down by one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,6 +222,8 @@ class EvaluationOpened:
     temperature: float
     max_tokens: int
     size: int
+    exact: bool = False
+    """Only tokens of the version's parameters count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,6 +248,10 @@ Transition: TypeAlias = (
     | AttemptEnded
     | TaskMoved
     | StepClaimed
+    | TrainerStarved
+    | EpisodeLost
+    | StepUnclaimed
+    | StepReformed
     | StepTrained
     | RunClosed
     | TrainerAcquired
@@ -232,6 +273,10 @@ KINDS: dict[str, type[Transition]] = {
     "attempt_ended": AttemptEnded,
     "task_moved": TaskMoved,
     "step_claimed": StepClaimed,
+    "trainer_starved": TrainerStarved,
+    "episode_lost": EpisodeLost,
+    "step_unclaimed": StepUnclaimed,
+    "step_reformed": StepReformed,
     "step_trained": StepTrained,
     "run_closed": RunClosed,
     "trainer_acquired": TrainerAcquired,
