@@ -17,6 +17,7 @@ from treadle_refit.core.publication import Publication
 from treadle_refit.reconciler import Limits, Reconciler
 from treadle_weights.layouts import Layout, whole
 from treadle_weights.shared_memory import SharedMemory
+from treadle_weights.transport import WeightTransport
 
 LIMITS = Limits(verify_timeout_s=20.0, send_timeout_s=60.0, dead_after_s=15.0)
 LAYOUT = whole({"a": ("float32", (4,)), "b": ("float32", (2,))})
@@ -30,7 +31,10 @@ class ExperienceServicer(experience_rpc.ExperienceServiceServicer):
         self._ledger = ledger
 
     async def GetRun(self, request: Any, context: object) -> Any:
-        return experience_pb.GetRunResponse(version=await self._ledger.newest_committed())
+        newest = await self._ledger.newest_committed()
+        return experience_pb.GetRunResponse(
+            version=newest.version, version_digest=newest.weights_digest
+        )
 
     async def AnnounceVersion(self, request: Any, context: object) -> Any:
         version = await self._ledger.announce(
@@ -73,8 +77,12 @@ class World:
     tracker: Rows = field(default_factory=Rows)
     now: float = 1000.0
     requests: int = 0
+    transport: WeightTransport = field(init=False)
+    memory: MemoryLedger | None = None
+    """The ledger behind an experience service, while there is one."""
 
     def __post_init__(self) -> None:
+        self.transport = SharedMemory(self.directory)
         self.start_refit()
 
     def start_refit(self) -> None:
@@ -83,7 +91,7 @@ class World:
             "run",
             LIMITS,
             ledger=self.ledger,
-            transport=SharedMemory(self.directory),
+            transport=self.transport,
             tracker=self.tracker,
             clock=lambda: self.now,
         )
@@ -92,6 +100,11 @@ class World:
         """Serves the ledger as an experience service does."""
         servicer = ExperienceServicer(self.ledger)
         experience_rpc.add_ExperienceServiceServicer_to_server(servicer, server)
+
+    @staticmethod
+    def fill(arena: Any) -> None:
+        """Puts bytes where a trainer would."""
+        Path(arena.path).write_bytes(bytes(arena.size))
 
     async def pass_time(self, seconds: float) -> None:
         """Moves the clock and lets every call look again."""

@@ -1,6 +1,6 @@
 """An engine without a model, as a process: attends, loads, installs, and says what it serves.
 
-Usage: lone_engine.py ADDRESS DIRECTORY ENGINE_ID
+Usage: lone_engine.py ADDRESS DIRECTORY ENGINE_ID TRANSPORT
 """
 
 import asyncio
@@ -14,17 +14,18 @@ from treadle.refit.v1 import refit_service_pb2 as pb
 from treadle.refit.v1 import refit_service_pb2_grpc as rpc
 from treadle_core.errors import TreadleError
 from treadle_runtime.channel import call, connect
+from treadle_runtime.plugins import PluginConfig, build
 from treadle_weights.layouts import whole
 from treadle_weights.plan import box_of
-from treadle_weights.shared_memory import SharedMemory
 from treadle_weights.wire import layout_to_wire, load_order_from_wire
 
 SHAPES = {f"layers.{i}.weight": ("float32", (160, 160)) for i in range(16)}
 
 
-async def main(address: str, directory: str, engine_id: str) -> None:
+async def main(address: str, directory: str, engine_id: str, transport: str) -> None:
     layout = whole(SHAPES)
-    receiver = SharedMemory(directory).receiver()
+    config = PluginConfig.model_validate({"name": transport, "directory": directory})
+    receiver = build("treadle.weight_transports", config).receiver()
     buffer = np.zeros(layout.size(), np.uint8)
     state: dict[str, Any] = {"serving": 0, "verified": 0, "failed": 0}
     async with connect(address) as channel:

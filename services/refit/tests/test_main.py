@@ -1,4 +1,4 @@
-"""Refit, engines and a trainer as processes, with the bytes in shared memory."""
+"""Refit, engines and a trainer as processes."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,11 @@ from google.protobuf.duration_pb2 import Duration
 from treadle.refit.v1 import refit_service_pb2 as pb
 from treadle.refit.v1 import refit_service_pb2_grpc as rpc
 from treadle_runtime.channel import call, connect
+from treadle_runtime.plugins import PluginConfig, build
 from treadle_weights.layouts import whole
-from treadle_weights.shared_memory import SharedMemory
 from treadle_weights.wire import arena_from_wire, digests_to_wire, layout_to_wire
+
+pytestmark = pytest.mark.processes
 
 SHAPES = {f"layers.{i}.weight": ("float32", (160, 160)) for i in range(16)}
 LAYOUT = whole(SHAPES)
@@ -37,6 +39,7 @@ class Run:
     sender: Any
     stack: contextlib.AsyncExitStack
     processes: dict[str, asyncio.subprocess.Process]
+    transport: str
 
     async def start(self, name: str, *command: str) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -52,7 +55,9 @@ class Run:
     async def start_engine(self, name: str) -> asyncio.subprocess.Process:
         script = str(Path(__file__).with_name("lone_engine.py"))
         address = f"unix:{self.directory}/refit.sock"
-        return await self.start(name, script, address, str(self.directory / "shm"), name)
+        return await self.start(
+            name, script, address, str(self.directory / "shm"), name, self.transport
+        )
 
     async def end(self, name: str, signum: int = signal.SIGKILL) -> int:
         process = self.processes.pop(name)
@@ -93,14 +98,15 @@ async def installed(engine: asyncio.subprocess.Process) -> str:
 
 
 @pytest.fixture
-async def run(tmp_path: Path, world: Any) -> AsyncGenerator[Run]:
+async def run(tmp_path: Path, world: Any, request: pytest.FixtureRequest) -> AsyncGenerator[Run]:
+    transport = getattr(request, "param", "shared_memory")
     (tmp_path / "shm").mkdir()
     settings = {
         "run": {"id": "run", "dir": str(tmp_path), "model": "none"},
         "listen": f"unix:{tmp_path}/refit.sock",
         "experience_address": f"unix:{tmp_path}/experience.sock",
         "dead_after_s": 3.0,
-        "transport": {"name": "shared_memory", "directory": str(tmp_path / "shm")},
+        "transport": {"name": transport, "directory": str(tmp_path / "shm")},
     }
     (tmp_path / "refit.yaml").write_text(yaml.safe_dump(settings))
     server = grpc.aio.server()
@@ -109,8 +115,9 @@ async def run(tmp_path: Path, world: Any) -> AsyncGenerator[Run]:
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
         channel = await stack.enter_async_context(connect(settings["listen"]))
-        sender = SharedMemory(tmp_path / "shm").sender("run")
-        run = Run(tmp_path, rpc.RefitServiceStub(channel), sender, stack, {})
+        plugin = PluginConfig.model_validate(settings["transport"])
+        sender = build("treadle.weight_transports", plugin).sender("run")
+        run = Run(tmp_path, rpc.RefitServiceStub(channel), sender, stack, {}, transport)
         await run.start_refit()
         yield run
         for name in list(run.processes):
@@ -149,3 +156,24 @@ async def test_versions_reach_engines_in_other_processes_through_every_death(run
     assert await run.end("refit", signal.SIGTERM) == 0
     rows = (run.directory / "metrics" / "refit.jsonl").read_text().splitlines()
     assert [json.loads(row)["version"] for row in rows] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("run", ["files"], indirect=True)
+async def test_an_engine_that_starts_while_refit_and_trainer_are_away_gets_the_newest_version(
+    run: Run,
+) -> None:
+    one = await run.start_engine("e1")
+    await run.publish(10)
+    assert await installed(one) == "1 10.0"
+    version, sent, _ = await run.publish(20)
+    assert (version, sent.members) == (2, 1)
+    assert await installed(one) == "2 20.0"
+
+    # From here on nobody publishes.
+    run.sender.close()
+    await run.end("refit")
+    await run.end("e1")
+    again = await run.start_engine("e1")
+    await run.start_refit()
+
+    assert await installed(again) == "2 20.0"

@@ -24,7 +24,7 @@ World = Any
 @contextlib.asynccontextmanager
 async def served(world: World) -> AsyncGenerator[Callable[..., Any]]:
     """Refit on a channel, behind it an experience on another; yields a caller of methods."""
-    memory = world.ledger
+    world.memory = memory = world.ledger
     async with running(world.register_experience, "treadle.experience") as ledger_channel:
         world.ledger = ExperienceLedger("run", ledger_channel)
         world.start_refit()
@@ -68,6 +68,22 @@ async def test_a_version_goes_from_a_trainer_through_the_ledger_to_an_engine(
     assert not demand.wanted
 
 
+async def test_an_alias_goes_from_a_trainer_to_an_engine_without_bytes(world: World) -> None:
+    async with served(world) as ask:
+        opened = await ask("OpenVersion", **OPEN)
+        world.fill(opened.arena)
+        await ask("SendVersion", **SEND)
+        digest = world.memory.versions[1].weights_digest
+        alias = OPEN | {"request_id": "r2", "step": 7, "alias_of": 1, "weights_digest": digest}
+        again = await ask("OpenVersion", **alias)
+        await ask("SendVersion", **SEND | {"version": 2})
+        order = await ask("Attend", **ATTEND | {"serving": 1})
+
+    assert (opened.aliased, again.aliased) == (False, True)
+    assert again.arena == opened.arena
+    assert order.alias == pb.AliasOrder(version=2, base=1)
+
+
 OPEN = {"trainer_epoch": 1, "step": 0, "request_id": "r", "layout": LAYOUT}
 SEND = {"trainer_epoch": 1, "version": 1, "digests": DIGESTS}
 ATTEND = {"engine_id": "e1", "layout": LAYOUT}
@@ -90,6 +106,7 @@ def broken_layout() -> pb.Layout:
         pytest.param("OpenVersion", OPEN | {"layout": pb.Layout()}, "layout", id="no-layout"),
         pytest.param("OpenVersion", OPEN | {"layout": broken_layout()}, "a.stop", id="layout"),
         pytest.param("OpenVersion", OPEN | {"trace_id": "xyz"}, "trace_id", id="trace"),
+        pytest.param("OpenVersion", OPEN | {"alias_of": -1}, "alias_of", id="alias"),
         pytest.param("SendVersion", SEND | {"version": 0}, "version", id="version"),
         pytest.param("SendVersion", SEND | {"digests": {"a": "1"}}, "digests[a]", id="digest"),
         pytest.param("AwaitDemand", {"published_version": -1}, "published_version", id="published"),

@@ -137,6 +137,12 @@ class Layout:
         return indices
 
     @cached_property
+    def tensors(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of each tensor, by name, wherever it lies."""
+        firsts = (self.rectangles[indices[0]] for indices in self.by_tensor.values())
+        return {first.tensor: (first.dtype, first.shape) for first in firsts}
+
+    @cached_property
     def _sizes(self) -> Mapping[int, int]:
         sizes: dict[int, int] = {}
         for rectangle in self.rectangles:

@@ -4,7 +4,6 @@ The sender holds a lock on each of its arenas for as long as it lives; the kerne
 with the process, so an arena without one has lost its sender.
 """
 
-import errno
 import fcntl
 import mmap
 import os
@@ -19,16 +18,16 @@ from numpy.typing import NDArray
 
 from treadle_core.errors import InvalidFieldError
 from treadle_core.ids import checked_id
-from treadle_weights.digests import combine, hex_digest, layout_digests, tensor_digest
-from treadle_weights.layouts import ITEM_SIZES, Layout, Rectangle
-from treadle_weights.plan import box_of, check_buffer, execute
+from treadle_weights.arenas import check_one_rank, checked_directory, pack, reserve, verify
+from treadle_weights.layouts import Layout
+from treadle_weights.plan import check_buffer, execute
 from treadle_weights.transport import (
     Arena,
     ArenaCorruptError,
-    ArenaFullError,
     ArenaHeldError,
     ArenaMissingError,
     LoadOrder,
+    Stored,
 )
 
 _ABANDONED_AFTER_S = 600.0
@@ -40,13 +39,23 @@ DIRECTORY = "/dev/shm"  # noqa: S108 - a memory file system, and files are creat
 class SharedMemory:
     """WeightTransport plugin `shared_memory`, for processes that see the same directory."""
 
-    def __init__(self, directory: str | Path = DIRECTORY) -> None:
-        """Raises InvalidFieldError where `directory` is none."""
-        self._directory = _checked_directory(directory)
+    def __init__(self, directory: str | Path = DIRECTORY, *, run_dir: Path | None = None) -> None:
+        """Raises InvalidFieldError where `directory` is none. `run_dir` makes no difference."""
+        self._directory = checked_directory(directory)
 
     def arena(self, run_id: str, version: int, size: int) -> Arena:
         checked_id("run_id", run_id)
         return Arena(str(self._directory / f"{_prefix(run_id)}{version}"), size)
+
+    def alias(self, run_id: str, version: int, base: Arena) -> Arena:
+        path = _checked_path(base, self._directory)
+        if not path.is_file():
+            raise ArenaMissingError(f"{path}: no such arena", field="arena.path", value=path)
+        return base
+
+    def find(self, run_id: str, version: int) -> Stored | None:
+        """None: an arena does not outlive its sender for long, and states no digests."""
+        return None
 
     def sender(self, run_id: str) -> "Sender":
         return Sender(run_id, self._directory)
@@ -68,7 +77,7 @@ class Sender:
 
     def __init__(self, run_id: str, directory: str | Path = DIRECTORY) -> None:
         """Releases what dead senders of the run left, and long dead ones of other runs."""
-        self._directory = _checked_directory(directory)
+        self._directory = checked_directory(directory)
         self._held: dict[Path, _Held] = {}
         mine = _prefix(checked_id("run_id", run_id))
         for path in self._directory.glob("treadle.*"):
@@ -78,23 +87,12 @@ class Sender:
         self, arena: Arena, layout: Layout, tensors: Iterable[tuple[str, NDArray[Any]]]
     ) -> dict[str, int]:
         path = _checked_path(arena, self._directory)
-        _check_one_rank(layout)
+        check_one_rank(layout)
         if arena.size < layout.size():
             raise InvalidFieldError("arena.size", limit=f">= {layout.size()}", value=arena.size)
         if path not in self._held:
             self._held[path] = _create(path, arena.size)
-        data = self._held[path].data
-        digests: dict[str, int] = {}
-        for name, tensor in tensors:
-            if name not in layout.by_tensor or name in digests:
-                raise InvalidFieldError(name, limit="a tensor of the layout, once", value="another")
-            digests[name] = combine(
-                _pack(layout.rectangles[index], tensor, data) for index in layout.by_tensor[name]
-            )
-        for name in layout.by_tensor:
-            if name not in digests:
-                raise InvalidFieldError(name, limit="sent, as the layout says", value="not sent")
-        return digests
+        return pack(layout, tensors, self._held[path].data)
 
     def keep(self, arena: Arena) -> None:
         for path in [path for path in self._held if path != Path(arena.path)]:
@@ -120,23 +118,14 @@ class Receiver:
 
     def __init__(self, directory: str | Path = DIRECTORY) -> None:
         """Raises InvalidFieldError where `directory` is none."""
-        self._directory = _checked_directory(directory)
+        self._directory = checked_directory(directory)
 
     def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
-        _check_one_rank(order.source)
-        _check_one_rank(target)
+        check_one_rank(order.source)
+        check_one_rank(target)
         check_buffer("buffer", buffer, target.size())
         execute(order.copies, order.source, target, self._bytes_of(order.arena), buffer)
-        # What arrived is digested, not what was sent: it finds a wrong plan as well.
-        for name, found in layout_digests(target, buffer).items():
-            expected = order.digests.get(name)
-            if found != expected:
-                raise ArenaCorruptError(
-                    f"version {order.version}: {name} has another digest than was sent",
-                    field=name,
-                    limit="a digest" if expected is None else hex_digest(expected),
-                    value=hex_digest(found),
-                )
+        verify(order, target, buffer)
 
     def _bytes_of(self, arena: Arena) -> NDArray[np.uint8]:
         """The arena's bytes, mapped read-only for as long as the array lives."""
@@ -166,28 +155,12 @@ def _prefix(run_id: str) -> str:
     return f"treadle.{run_id}."
 
 
-def _checked_directory(directory: str | Path) -> Path:
-    path = Path(directory)
-    if not path.is_dir():
-        raise InvalidFieldError("directory", limit="a directory", value=path)
-    return path
-
-
 def _checked_path(arena: Arena, directory: Path) -> Path:
     """The arena's path; one outside the directory is refused, whoever named it."""
     path = Path(arena.path)
     if path.parent != directory or not path.name.startswith("treadle."):
         raise InvalidFieldError("arena.path", limit=f"{directory}/treadle.*", value=path)
     return path
-
-
-def _check_one_rank(layout: Layout) -> None:
-    """One arena is one buffer, and so is an arrival buffer."""
-    for rectangle in layout.rectangles:
-        if rectangle.rank:
-            raise InvalidFieldError(
-                f"{rectangle.tensor}.rank", limit="0, by shared memory", value=rectangle.rank
-            )
 
 
 def _create(path: Path, size: int) -> _Held:
@@ -203,32 +176,12 @@ def _create(path: Path, size: int) -> _Held:
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _reserve(path, descriptor, size)
+        reserve(path, descriptor, size)
         return _Held(descriptor, np.frombuffer(mmap.mmap(descriptor, size), np.uint8))
     except BaseException:
         path.unlink(missing_ok=True)
         os.close(descriptor)
         raise
-
-
-def _reserve(path: Path, descriptor: int, size: int) -> None:
-    """Takes the memory now: a page that is missing later would kill the writer (SIGBUS)."""
-    state = os.statvfs(path.parent)
-    free = state.f_bavail * state.f_frsize
-    full = ArenaFullError(
-        f"{path.parent}: {size} bytes wanted, {free} free",
-        field="arena.size",
-        limit=free,
-        value=size,
-    )
-    if size > free:
-        raise full
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-            raise
-        raise full from error
 
 
 def _release_if_abandoned(path: Path, after_s: float) -> None:
@@ -248,18 +201,3 @@ def _release_if_abandoned(path: Path, after_s: float) -> None:
         pass
     finally:
         os.close(descriptor)
-
-
-def _pack(rectangle: Rectangle, tensor: NDArray[Any], data: NDArray[np.uint8]) -> int:
-    """Copies a rectangle's box of a whole tensor into the arena; returns its digest."""
-    item_size = ITEM_SIZES[rectangle.dtype]
-    if tensor.shape != rectangle.shape or tensor.itemsize != item_size:
-        raise InvalidFieldError(
-            rectangle.tensor,
-            limit=f"{list(rectangle.shape)} of {item_size} bytes",
-            value=f"{list(tensor.shape)} of {tensor.itemsize}",
-        )
-    box = tuple(slice(a, b) for a, b in zip(*rectangle.box, strict=True))
-    place = box_of(data, rectangle)
-    place[...] = tensor.view(place.dtype)[box]
-    return tensor_digest(place, rectangle)

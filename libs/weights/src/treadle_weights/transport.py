@@ -63,6 +63,16 @@ class LoadOrder:
     """Expected digest of each tensor of the engine, by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A version that lies whole where engines can load it, whoever sent it."""
+
+    arena: Arena
+    layout: Layout
+    digests: Mapping[str, int]
+    """Of each tensor, by name, as its sender stated them."""
+
+
 class WeightSender(Protocol):
     """The trainer's end. Methods block; call them off an event loop."""
 
@@ -78,15 +88,18 @@ class WeightSender(Protocol):
         ...
 
     def keep(self, arena: Arena) -> None:
-        """The version in `arena` is committed: releases every other arena. Idempotent."""
+        """The version in `arena` is committed: releases the older ones that nobody will ask for.
+
+        Idempotent. What is kept beyond it, and beyond the life of the sender, is the transport's.
+        """
         ...
 
     def discard(self, arena: Arena) -> None:
-        """The version in `arena` is aborted: releases it. Idempotent."""
+        """The version in `arena` is aborted: releases it. Idempotent; never for an alias."""
         ...
 
     def close(self) -> None:
-        """Releases every arena."""
+        """Releases every arena but what the transport keeps beyond its sender."""
         ...
 
 
@@ -103,10 +116,28 @@ class WeightReceiver(Protocol):
 
 
 class WeightTransport(Protocol):
-    """One way to carry weights; the same on both ends and in refit, which names the arenas."""
+    """One way to carry weights; the same on both ends and in refit, which names the arenas.
+
+    A plugin's constructor is given the run's directory as `run_dir`.
+    """
 
     def arena(self, run_id: str, version: int, size: int) -> Arena:
         """Where a version's `size` bytes shall lie; the same answer for the same arguments."""
+        ...
+
+    def alias(self, run_id: str, version: int, base: Arena) -> Arena:
+        """Where `version` lies, whose bytes are those of the committed version in `base`.
+
+        No byte moves. Raises ArenaMissingError where the base's bytes are gone.
+        """
+        ...
+
+    def find(self, run_id: str, version: int) -> Stored | None:
+        """A version that outlived its sender; None where it does not lie here.
+
+        Reads what is stated of it and not its bytes, which the receiver verifies. Raises
+        ArenaCorruptError.
+        """
         ...
 
     def sender(self, run_id: str) -> WeightSender:

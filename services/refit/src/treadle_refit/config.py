@@ -1,8 +1,8 @@
 """Configuration of the refit service."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from treadle_runtime.config import ServiceConfig
 from treadle_runtime.plugins import PluginConfig, of_group
@@ -24,3 +24,13 @@ class RefitConfig(ServiceConfig):
     """A version whose trainer was silent for so long is aborted."""
     transport: TransportConfig = PluginConfig(name="shared_memory")
     """Plugin of `treadle.weight_transports`; the same in trainer and rollout."""
+
+    @model_validator(mode="after")
+    def _death_is_known_before_time_is_up(self) -> Self:
+        if self.verify_timeout_s <= self.dead_after_s:
+            raise ValueError(
+                f"verify_timeout_s: expected more than dead_after_s {self.dead_after_s:g}, got "
+                f"{self.verify_timeout_s:g}: every engine would be left behind before it is known "
+                "which are dead"
+            )
+        return self

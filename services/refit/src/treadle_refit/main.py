@@ -25,7 +25,9 @@ async def main(settings: RefitConfig) -> None:
             settings.run.id,
             limits,
             ledger=ExperienceLedger(settings.run.id, channel),
-            transport=build("treadle.weight_transports", settings.transport),
+            transport=build(
+                "treadle.weight_transports", settings.transport, run_dir=settings.run.dir
+            ),
             tracker=JsonlTracker(settings.run.dir / "metrics" / "refit.jsonl"),
             clock=time.monotonic,
         )

@@ -1,6 +1,17 @@
 """What refit needs from the outside world; adapters/ provides it."""
 
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The newest committed version."""
+
+    version: int = 0
+    """0 when there is none."""
+    weights_digest: str = ""
+    """Of all its weights, 16 hex digits; empty where the ledger does not say."""
 
 
 class VersionLedger(Protocol):
@@ -9,8 +20,8 @@ class VersionLedger(Protocol):
     Calls raise TreadleError with the ledger's reason, and kind UNAVAILABLE when it is away.
     """
 
-    async def newest_committed(self) -> int:
-        """Newest committed version; 0 when there is none."""
+    async def newest_committed(self) -> Committed:
+        """Newest committed version."""
         ...
 
     async def announce(

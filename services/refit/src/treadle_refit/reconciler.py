@@ -17,10 +17,13 @@ from treadle_refit.core.errors import (
     VersionEndedError,
     VersionNotFoundError,
 )
-from treadle_refit.core.fleet import EngineState, Fleet, Report
-from treadle_refit.core.orders import Discard, Install
+from treadle_refit.core.fleet import Fleet, Report
+from treadle_refit.core.orders import Alias, Discard, Install
 from treadle_refit.core.publication import Publication, Versions
+from treadle_refit.news import tell_commit, tell_engine
 from treadle_refit.ports import VersionLedger
+from treadle_refit.recovery import recovered
+from treadle_runtime.failpoints import failpoint
 from treadle_runtime.tracker import Tracker
 from treadle_weights.digests import weights_digest
 from treadle_weights.layouts import Layout
@@ -74,11 +77,21 @@ class Reconciler:
         self._closing = False
 
     async def open_version(
-        self, *, trainer_epoch: int, step: int, request_id: str, layout: Layout, trace_id: str
+        self,
+        *,
+        trainer_epoch: int,
+        step: int,
+        request_id: str,
+        layout: Layout,
+        trace_id: str,
+        alias_of: int = 0,
+        weights: str = "",
     ) -> Publication:
         """Puts a version in flight; keyed by `request_id`. Aborts another one in flight.
 
-        Raises InvalidFieldError for an empty layout, and the ledger's refusals.
+        It is an alias where refit holds `alias_of` as the newest committed version. Raises
+        InvalidFieldError for an empty layout and where `weights` is not the digest of `alias_of`,
+        and the ledger's refusals.
         """
         if not layout.rectangles:
             raise InvalidFieldError("layout", limit="at least one rectangle", value=0)
@@ -88,24 +101,14 @@ class Reconciler:
             if known:
                 _check_repeated(known, trainer_epoch, step, layout)
                 return known
-            # The ledger first: a fenced trainer must not abort what its successor sends.
-            version = await self._ledger.announce(
-                trainer_epoch=trainer_epoch, step=step, request_id=request_id, trace_id=trace_id
-            )
-            publication = Publication(
-                version=version,
-                step=step,
-                trainer_epoch=trainer_epoch,
-                request_id=request_id,
-                trace_id=trace_id,
-                layout=layout,
-                arena=self._transport.arena(self._run_id, version, layout.size()),
-                opened_at=self._clock(),
-            )
+            base = versions.base(alias_of, weights, layout)
+            publication = await self._announce(trainer_epoch, step, request_id, layout, trace_id)
+            if base:
+                publication = await self._alias(publication, base)
             replaced = versions.begin(publication)
             self._ring()
             if replaced:
-                await self._abort(versions, replaced, f"replaced by version {version}")
+                await self._abort(versions, replaced, f"replaced by version {publication.version}")
         return publication
 
     async def send_version(
@@ -118,10 +121,14 @@ class Reconciler:
         """
         versions = await self._versions()
         held = versions.held
-        if held and (held.version, held.trainer_epoch) == (version, trainer_epoch):
+        # One that was found where it lies was committed by whichever trainer the ledger let.
+        if held and held.version == version and held.trainer_epoch in (trainer_epoch, 0):
             return held
-        commit_at = self._clock() + self._limits.verify_timeout_s
-        publication = versions.send(version, trainer_epoch, digests, commit_at)
+        now = self._clock()
+        commit_at = now + self._limits.verify_timeout_s
+        publication = versions.send(
+            version, trainer_epoch, digests, commit_at=commit_at, sent_at=now
+        )
         self._ring()
         while self._is_in_flight(versions, version):
             now = self._clock()
@@ -153,7 +160,7 @@ class Reconciler:
 
     async def attend(
         self, report: Report, *, wait_s: float
-    ) -> LoadOrder | Install | Discard | None:
+    ) -> LoadOrder | Install | Discard | Alias | None:
         """Takes an engine's heartbeat and waits for an order to it.
 
         Raises LayoutMismatchError when the trainer's layout does not cover the engine's, and
@@ -171,9 +178,7 @@ class Reconciler:
         now = self._clock()
         before = self._fleet.state(report.engine_id, versions.newest, now)
         if self._fleet.hear(report, now):
-            self._log_news(
-                report, before, self._fleet.state(report.engine_id, versions.newest, now)
-            )
+            tell_engine(report, before, self._fleet.state(report.engine_id, versions.newest, now))
             self._ring()
         until = now + min(wait_s, LONGEST_WAIT_S, self._fleet.longest_silence_s)
         try:
@@ -182,6 +187,8 @@ class Reconciler:
             self._fleet.miss(report.engine_id, now, self._clock())
             self._ring()
             raise
+        if order is not None:
+            failpoint("refit.attend.before_order")
         return self._load(order, report) if isinstance(order, orders.Load) else order
 
     async def watch(self) -> None:
@@ -204,12 +211,21 @@ class Reconciler:
         """What is known of versions; the ledger is asked once, when there is something to do."""
         if self._known is None:
             newest = await self._ledger.newest_committed()
-            self._known = self._known or Versions(newest)
+            found = await recovered(self._transport, self._run_id, newest, self._clock())
+            if self._known is None:
+                self._known = Versions(newest.version)
+                if found:
+                    self._known.hold(found)
         return self._known
 
     async def _refresh(self, versions: Versions) -> None:
         """Somebody knows of a version that refit does not: the ledger decides."""
-        versions.learn(await self._ledger.newest_committed())
+        newest = await self._ledger.newest_committed()
+        versions.learn(newest.version)
+        if versions.held is None:
+            found = await recovered(self._transport, self._run_id, newest, self._clock())
+            if found:
+                versions.hold(found)
         self._ring()
 
     async def _next_order(
@@ -235,12 +251,54 @@ class Reconciler:
             publication.version, publication.arena, publication.layout, copies, digests
         )
 
+    async def _announce(
+        self, trainer_epoch: int, step: int, request_id: str, layout: Layout, trace_id: str
+    ) -> Publication:
+        """Gets a number. The ledger comes first: a fenced trainer must abort nothing."""
+        began_at = self._clock()
+        failpoint("refit.open.before_announce")
+        version = await self._ledger.announce(
+            trainer_epoch=trainer_epoch, step=step, request_id=request_id, trace_id=trace_id
+        )
+        failpoint("refit.open.after_announce")
+        now = self._clock()
+        return Publication(
+            version=version,
+            step=step,
+            trainer_epoch=trainer_epoch,
+            request_id=request_id,
+            trace_id=trace_id,
+            layout=layout,
+            arena=self._transport.arena(self._run_id, version, layout.size()),
+            opened_at=now,
+            open_s=now - began_at,
+        )
+
+    async def _alias(self, publication: Publication, base: Publication) -> Publication:
+        """The publication with the bytes of `base`; unchanged where those are gone."""
+        version = publication.version
+        try:
+            arena = await asyncio.to_thread(
+                self._transport.alias, self._run_id, version, base.arena
+            )
+        except TreadleError as error:
+            log.warning("version %d is no alias of %d: %s", version, base.version, error.message)
+            return publication
+        return replace(
+            publication,
+            arena=arena,
+            layout=base.layout,
+            same=base.same | {base.version},
+            expected=base.digests,
+        )
+
     async def _commit(self, versions: Versions) -> None:
         """Records the commit of the version in flight. Final refusals abort it."""
         publication = versions.in_flight
         if publication is None:
             return
         begin = self._clock()
+        failpoint("refit.commit.before_append")
         try:
             await self._ledger.commit(
                 trainer_epoch=publication.trainer_epoch,
@@ -253,13 +311,14 @@ class Reconciler:
                 versions.abort(publication.version)
                 self._ring()
             raise
+        failpoint("refit.commit.after_append")
         now = self._clock()
         members = self._fleet.members(now)
-        verified = sum(engine.report.holds(publication.version) for engine in members)
+        verified = sum(publication.held_by(engine.report) for engine in members)
         committed = replace(publication, members=verified, left_behind=len(members) - verified)
         versions.commit(committed)
         self._ring()
-        self._log_commit(committed, commit_s=now - begin, total_s=now - publication.opened_at)
+        tell_commit(self._tracker, committed, began_at=begin, now=now)
 
     async def _abort(self, versions: Versions, publication: Publication, message: str) -> None:
         log.warning("version %d ends: %s", publication.version, message)
@@ -311,53 +370,20 @@ class Reconciler:
         except TimeoutError:
             pass
 
-    @staticmethod
-    def _log_news(report: Report, before: EngineState, state: EngineState) -> None:
-        """What people want to know: who comes, comes back, arrives or fails; not each version."""
-        told = log.warning if report.failed > report.serving else log.info
-        if told is log.warning or before in (EngineState.DEAD, EngineState.SUSPECT):
-            told(
-                "engine %s is %s: serves %d, failed to load %d %s",
-                report.engine_id,
-                state,
-                report.serving,
-                report.failed,
-                report.failure,
-            )
-
-    def _log_commit(self, publication: Publication, *, commit_s: float, total_s: float) -> None:
-        log.info(
-            "version %d of step %d is committed: %d engines verified it, %d left behind, %.1f ms",
-            publication.version,
-            publication.step,
-            publication.members,
-            publication.left_behind,
-            total_s * 1e3,
-        )
-        self._tracker.log(
-            "version",
-            {
-                "version": publication.version,
-                "step": publication.step,
-                "members": publication.members,
-                "left_behind": publication.left_behind,
-                "bytes": publication.arena.size,
-                "commit_s": round(commit_s, 6),
-                "total_s": round(total_s, 6),
-                "trace_id": publication.trace_id,
-            },
-        )
-
 
 def _check_repeated(known: Publication, trainer_epoch: int, step: int, layout: Layout) -> None:
     """The same request with other content is an error."""
+    same_layout = (
+        known.layout.tensors == layout.tensors if known.aliased else known.layout == layout
+    )
     for name, before, now in (
         ("trainer_epoch", known.trainer_epoch, trainer_epoch),
         ("step", known.step, step),
-        ("layout", hash(known.layout), hash(layout)),
     ):
         if before != now:
             raise InvalidFieldError(name, limit=f"{before} as in this request before", value=now)
+    if not same_layout:
+        raise InvalidFieldError("layout", limit="as in this request before", value="another")
 
 
 @lru_cache(maxsize=64)

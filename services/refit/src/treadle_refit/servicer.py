@@ -33,9 +33,13 @@ class RefitServicer(rpc.RefitServiceServicer):
             request_id=checked_id("request_id", request.request_id),
             layout=layout_from_wire(request.layout),
             trace_id=wire.trace_id(request.trace_id),
+            alias_of=wire.at_least("alias_of", request.alias_of, 0),
+            weights=request.weights_digest,
         )
         return pb.OpenVersionResponse(
-            version=publication.version, arena=arena_to_wire(publication.arena)
+            version=publication.version,
+            arena=arena_to_wire(publication.arena),
+            aliased=publication.aliased,
         )
 
     async def SendVersion(

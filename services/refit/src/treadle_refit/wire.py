@@ -10,7 +10,7 @@ from treadle_core.errors import InvalidFieldError
 from treadle_core.ids import checked_id
 from treadle_refit.core.errors import WrongRunError
 from treadle_refit.core.fleet import Report
-from treadle_refit.core.orders import Discard, Install
+from treadle_refit.core.orders import Alias, Discard, Install
 from treadle_weights.transport import LoadOrder
 from treadle_weights.wire import layout_from_wire, load_order_to_wire
 
@@ -19,12 +19,12 @@ _TRACE_ID = re.compile(r"([0-9a-f]{32})?")
 
 def check_run(served: str, run_id: str) -> None:
     """Raises WrongRunError unless the request is for the run served here."""
-    if run_id != served:
+    if checked_id("run_id", run_id) != served:
         raise WrongRunError(
-            f"run {run_id[:160]!r} is not served here, {served} is",
+            f"run_id: this is run {served}, not {run_id}",
             field="run_id",
             limit=served,
-            value=run_id[:160],
+            value=run_id,
         )
 
 
@@ -63,7 +63,7 @@ def report(request: pb.AttendRequest) -> Report:
     )
 
 
-def order(order: LoadOrder | Install | Discard | None) -> pb.AttendResponse:
+def order(order: LoadOrder | Install | Discard | Alias | None) -> pb.AttendResponse:
     """What the engine is to do."""
     match order:
         case LoadOrder():
@@ -72,5 +72,9 @@ def order(order: LoadOrder | Install | Discard | None) -> pb.AttendResponse:
             return pb.AttendResponse(install=pb.InstallOrder(version=version, trace_id=trace_id))
         case Discard(version):
             return pb.AttendResponse(discard=pb.DiscardOrder(version=version))
+        case Alias(version, base, trace_id):
+            return pb.AttendResponse(
+                alias=pb.AliasOrder(version=version, base=base, trace_id=trace_id)
+            )
         case None:
             return pb.AttendResponse()

@@ -4,6 +4,7 @@ import grpc.aio
 
 from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle.experience.v1 import experience_service_pb2_grpc as rpc
+from treadle_refit.ports import Committed
 from treadle_runtime.channel import call
 
 _TRY_S = 5.0
@@ -18,12 +19,12 @@ class ExperienceLedger:
         self._run_id = run_id
         self._stub = rpc.ExperienceServiceStub(channel)
 
-    async def newest_committed(self) -> int:
+    async def newest_committed(self) -> Committed:
         request = pb.GetRunRequest(run_id=self._run_id)
         response: pb.GetRunResponse = await call(
             self._stub.GetRun, request, timeout_s=_TRY_S, budget_s=_BUDGET_S
         )
-        return response.version
+        return Committed(response.version, response.version_digest)
 
     async def announce(
         self, *, trainer_epoch: int, step: int, request_id: str, trace_id: str

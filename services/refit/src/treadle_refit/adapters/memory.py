@@ -8,6 +8,7 @@ from treadle_refit.core.errors import (
     VersionEndedError,
     VersionNotFoundError,
 )
+from treadle_refit.ports import Committed
 
 
 @dataclass(slots=True)
@@ -19,9 +20,9 @@ class MemoryLedger:
     versions: dict[int, Version] = field(default_factory=dict[int, Version])
     _requests: dict[str, int] = field(default_factory=dict[str, int], init=False)
 
-    async def newest_committed(self) -> int:
-        committed = (v.number for v in self.versions.values() if v.state is VersionState.COMMITTED)
-        return max(committed, default=0)
+    async def newest_committed(self) -> Committed:
+        version = self._newest()
+        return Committed(version, self.versions[version].weights_digest if version else "")
 
     async def announce(
         self, *, trainer_epoch: int, step: int, request_id: str, trace_id: str
@@ -33,7 +34,7 @@ class MemoryLedger:
                 number=number,
                 step=step,
                 trainer_epoch=trainer_epoch,
-                parent=await self.newest_committed(),
+                parent=self._newest(),
                 trace_id=trace_id,
             )
             self._requests[request_id] = number
@@ -44,7 +45,7 @@ class MemoryLedger:
         known = self._find(version)
         if known.state is VersionState.COMMITTED:
             return
-        if known.state is VersionState.ABORTED or version < await self.newest_committed():
+        if known.state is VersionState.ABORTED or version < self._newest():
             raise _ended(known)
         self.versions[version] = replace(
             known, state=VersionState.COMMITTED, weights_digest=weights_digest
@@ -55,6 +56,10 @@ class MemoryLedger:
         if known.state is VersionState.COMMITTED:
             raise _ended(known)
         self.versions[version] = replace(known, state=VersionState.ABORTED)
+
+    def _newest(self) -> int:
+        committed = (v.number for v in self.versions.values() if v.state is VersionState.COMMITTED)
+        return max(committed, default=0)
 
     def _check(self, trainer_epoch: int) -> None:
         if trainer_epoch < self.trainer_epoch:

@@ -20,9 +20,10 @@ class EngineState(StrEnum):
     SERVING = "serving"
     """It serves the newest committed version."""
     SUSPECT = "suspect"
-    """It missed a heartbeat; no commit waits for it."""
+    """It missed a heartbeat; no commit waits for it. It serves again if it missed no commit, and
+    syncs otherwise."""
     DEAD = "dead"
-    """It is no member; calling again makes it a joiner."""
+    """It is no member. When it calls again it syncs, and serves from the call after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Engine:
     """Versions in a row that it could not load."""
     failed_at: float = 0.0
     """When it reported the last of them."""
+    settled: bool = False
+    """It was a member when it called before: neither new nor back from the dead."""
 
     @property
     def retry_at(self) -> float:
@@ -90,7 +93,9 @@ class Fleet:
             failures, failed_at = failures + 1, now
         elif report.failed < max(report.serving, report.verified):
             failures = 0
-        self._engines[report.engine_id] = Engine(report, now, failures, failed_at)
+        self._engines[report.engine_id] = Engine(
+            report, now, failures, failed_at, settled=before is not None
+        )
         return before is None or before.report != report
 
     def miss(self, engine_id: str, heard_at: float, now: float) -> None:
@@ -126,7 +131,7 @@ class Fleet:
             return EngineState.DEAD
         if now >= self._suspect_at(engine):
             return EngineState.SUSPECT
-        if engine.report.serving and engine.report.serving >= newest:
+        if engine.settled and engine.report.serving and engine.report.serving >= newest:
             return EngineState.SERVING
         if engine.report.serving or engine.report.verified:
             return EngineState.SYNCING

@@ -33,7 +33,18 @@ class Discard:
     version: int
 
 
-Order = Load | Install | Discard
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Serve the same weights under another number; it is committed."""
+
+    version: int
+    base: int
+    """Version that the engine serves."""
+    trace_id: str
+    """Trace of the step that the version came from; may be empty."""
+
+
+Order = Load | Install | Discard | Alias
 
 
 def next_order(versions: Versions, report: Report) -> Order | None:
@@ -53,6 +64,9 @@ def next_order(versions: Versions, report: Report) -> Order | None:
         if sent and sent.version == verified:
             return None
         return Discard(verified)
+    held = versions.held
+    if held and report.serving in held.same:
+        return Alias(held.version, report.serving, held.trace_id)
     wanted = _loadable(versions, report)
     return Load(wanted) if wanted else None
 
@@ -65,7 +79,7 @@ def pending(versions: Versions, fleet: Fleet, now: float) -> list[Engine]:
     return [
         engine
         for engine in fleet.members(now)
-        if not engine.report.holds(sent.version) and engine.report.failed < sent.version
+        if not sent.held_by(engine.report) and engine.report.failed < sent.version
     ]
 
 
@@ -94,7 +108,7 @@ def _loadable(versions: Versions, report: Report) -> Publication | None:
     """
     choices = [versions.held, _sent(versions)]
     for choice in choices if report.serving == 0 else reversed(choices):
-        if choice and choice.version > max(report.serving, report.failed):
+        if choice and choice.version > report.failed and not choice.held_by(report):
             return choice
     return None
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from treadle_core.errors import InvalidFieldError
 from treadle_refit.core.errors import VersionEndedError
+from treadle_refit.core.fleet import Report
+from treadle_weights.digests import weights_digest
 from treadle_weights.layouts import Layout
 from treadle_weights.transport import Arena
 
@@ -25,11 +27,19 @@ class Publication:
     request_id: str
     trace_id: str
     layout: Layout
-    """The trainer's layout in the arena."""
+    """Where what lies in the arena."""
     arena: Arena
     opened_at: float
+    open_s: float = 0.0
+    """What opening it took."""
+    same: frozenset[int] = frozenset()
+    """Committed versions of the same weights; empty unless it is an alias."""
+    expected: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Digests of an alias's base; empty for other versions."""
     digests: Mapping[str, int] = field(default_factory=dict[str, int])
     """Of each tensor, by name; empty until the bytes lie in the arena."""
+    sent_at: float = 0.0
+    """When they were said to lie there."""
     commit_at: float = 0.0
     """When it is committed without those that have not verified it."""
     members: int = 0
@@ -41,6 +51,15 @@ class Publication:
     def sent(self) -> bool:
         """Whether the bytes lie in the arena."""
         return bool(self.digests)
+
+    @property
+    def aliased(self) -> bool:
+        """Whether it has the bytes of an older version."""
+        return bool(self.same)
+
+    def held_by(self, report: Report) -> bool:
+        """Whether the engine needs no further byte to serve this version or a newer one."""
+        return report.holds(self.version) or report.serving in self.same
 
 
 @dataclass(slots=True)
@@ -98,13 +117,39 @@ class Versions:
         self.in_flight = publication
         return replaced
 
-    def send(
-        self, version: int, trainer_epoch: int, digests: Mapping[str, int], commit_at: float
-    ) -> Publication:
-        """The bytes lie in the arena. Sent again, it keeps its time.
+    def hold(self, publication: Publication) -> None:
+        """A committed version turned out to lie where engines can load it."""
+        if self.held is None and publication.version == self.newest:
+            self.held = publication
 
-        Raises VersionEndedError, or InvalidFieldError where the digests are not the layout's, or
-        not those that were sent before.
+    def base(self, alias_of: int, weights: str, layout: Layout) -> Publication | None:
+        """The version whose bytes an alias has; None where it needs bytes of its own.
+
+        Raises InvalidFieldError where `weights` is not the digest of that version.
+        """
+        held = self.held
+        if not alias_of or held is None or held.version != alias_of:
+            return None
+        if held.layout.tensors != layout.tensors:
+            return None
+        if (known := weights_digest(held.digests)) != weights:
+            limit = f"{known}, of version {alias_of}"
+            raise InvalidFieldError("weights_digest", limit=limit, value=repr(weights[:40]))
+        return held
+
+    def send(
+        self,
+        version: int,
+        trainer_epoch: int,
+        digests: Mapping[str, int],
+        *,
+        commit_at: float,
+        sent_at: float = 0.0,
+    ) -> Publication:
+        """The bytes lie in the arena. Sent again, it keeps its times.
+
+        Raises VersionEndedError, or InvalidFieldError where the digests are not the layout's, not
+        an alias's base's, or not those that were sent before.
         """
         publication = self.in_flight
         if publication is None or (publication.version, publication.trainer_epoch) != (
@@ -115,11 +160,12 @@ class Versions:
         for name in digests.keys() ^ publication.layout.by_tensor.keys():
             limit = "a tensor of the layout" if name in digests else "a digest"
             raise InvalidFieldError(f"digests[{name}]", limit=limit, value="none")
+        before = publication.digests or publication.expected
+        if before and before != digests:
+            raise InvalidFieldError("digests", limit="as sent before", value="others")
         if publication.sent:
-            if publication.digests != digests:
-                raise InvalidFieldError("digests", limit="as sent before", value="others")
             return publication
-        sent = replace(publication, digests=dict(digests), commit_at=commit_at)
+        sent = replace(publication, digests=dict(digests), sent_at=sent_at, commit_at=commit_at)
         self.in_flight = sent
         return sent
 

@@ -1,0 +1,299 @@
+"""WeightTransport `files`: one safetensors file per version, which outlives its sender.
+
+A file is written aside, fsynced and renamed, so that it is whole or not there. The sender marks
+what is committed and keeps the newest two of it; which one is served, the ledger says alone.
+"""
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import re
+import uuid
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle_core.errors import InvalidFieldError
+from treadle_core.ids import checked_id
+from treadle_weights import safetensors
+from treadle_weights.arenas import check_one_rank, checked_directory, pack, reserve, verify
+from treadle_weights.digests import hex_digest
+from treadle_weights.layouts import Layout
+from treadle_weights.plan import check_buffer, execute
+from treadle_weights.transport import (
+    Arena,
+    ArenaCorruptError,
+    ArenaMissingError,
+    LoadOrder,
+    Stored,
+)
+
+KEPT = 2
+"""Committed versions that are kept, newest first."""
+
+_NAME = re.compile(r"(?P<run>[^.]+)\.(?P<version>[0-9]+)\.safetensors")
+_COMMITTED = ".committed"
+_DIGESTS = "treadle.digests"
+_HEX = re.compile(r"[0-9a-f]{16}")
+
+
+class Files:
+    """WeightTransport plugin `files`, for processes that see the same directory."""
+
+    def __init__(self, directory: Path | None = None, *, run_dir: Path | None = None) -> None:
+        """`directory` exists; left out it is `versions` in the run's directory, and is made.
+
+        Raises InvalidFieldError.
+        """
+        if directory is None and run_dir is not None:
+            directory = run_dir / "versions"
+            directory.mkdir(parents=True, exist_ok=True)
+        if directory is None:
+            raise InvalidFieldError("directory", limit="a directory", value="none")
+        self._directory = checked_directory(directory).resolve()
+
+    def arena(self, run_id: str, version: int, size: int) -> Arena:
+        return Arena(str(self._path(run_id, version)), size)
+
+    def alias(self, run_id: str, version: int, base: Arena) -> Arena:
+        """A second name of the base's file. A file system without such names has no aliases."""
+        path = self._path(run_id, version)
+        aside = _aside(path)
+        try:
+            os.link(_checked_path(base, self._directory), aside, follow_symlinks=False)
+            aside.replace(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise ArenaMissingError(
+                f"{base.path}: {error.strerror}", field="arena.path", value=base.path
+            ) from error
+        # Renaming a name over another name of the same file leaves both.
+        aside.unlink(missing_ok=True)
+        _sync_directory(self._directory)
+        return Arena(str(path), base.size)
+
+    def find(self, run_id: str, version: int) -> Stored | None:
+        path = self._path(run_id, version)
+        try:
+            header, _ = _opened(path)
+        except ArenaMissingError:
+            return None
+        return Stored(Arena(str(path), header.layout.size()), header.layout, _digests(path, header))
+
+    def sender(self, run_id: str) -> "Sender":
+        return Sender(run_id, self._directory)
+
+    def receiver(self) -> "Receiver":
+        return Receiver(self._directory)
+
+    def _path(self, run_id: str, version: int) -> Path:
+        return self._directory / f"{checked_id('run_id', run_id)}.{version}.safetensors"
+
+
+class Sender:
+    """WeightSender over files in `directory`; one per run at a time."""
+
+    def __init__(self, run_id: str, directory: Path) -> None:
+        """Removes what dead senders of the run had not finished."""
+        self._run_id = checked_id("run_id", run_id)
+        self._directory = checked_directory(directory)
+        for path in self._directory.glob(f".{self._run_id}.*.part"):
+            _remove_if_abandoned(path)
+
+    def send(
+        self, arena: Arena, layout: Layout, tensors: Iterable[tuple[str, NDArray[Any]]]
+    ) -> dict[str, int]:
+        path = _checked_path(arena, self._directory)
+        check_one_rank(layout)
+        if arena.size < layout.size():
+            raise InvalidFieldError("arena.size", limit=f">= {layout.size()}", value=arena.size)
+        stored = safetensors.compact(layout)
+        begin = len(_header(stored, dict.fromkeys(stored.by_tensor, 0)))
+        with _whole_or_not(path, max(begin + stored.size(), arena.size)) as descriptor:
+            os.ftruncate(descriptor, begin + stored.size())
+            mapped = mmap.mmap(descriptor, begin + stored.size())
+            data = np.frombuffer(mapped, np.uint8)
+            digests = pack(stored, tensors, data[begin:])
+            data[:begin] = np.frombuffer(_header(stored, digests), np.uint8)
+            mapped.flush()
+        return {name: digests[name] for name in layout.by_tensor}
+
+    def keep(self, arena: Arena) -> None:
+        """Marks the version as committed and deletes all older ones but the newest committed."""
+        path = _checked_path(arena, self._directory)
+        _mark(path).touch()
+        present = self._versions()
+        marked = sorted(version for version, file in present.items() if _mark(file).exists())
+        kept = {path, *(present[version] for version in marked[-KEPT:])}
+        for version, file in present.items():
+            if version < marked[-1] and file not in kept:
+                file.unlink(missing_ok=True)
+                _mark(file).unlink(missing_ok=True)
+        _sync_directory(self._directory)
+
+    def discard(self, arena: Arena) -> None:
+        path = _checked_path(arena, self._directory)
+        if not _mark(path).exists():
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Leaves all: a version may be committed whose sender was never told."""
+
+    def _versions(self) -> dict[int, Path]:
+        """The run's files by version, and names of those of which a mark alone is left."""
+        names = {
+            path.name.removesuffix(_COMMITTED)
+            for path in self._directory.glob(f"{self._run_id}.*.safetensors*")
+        }
+        found = {name: _NAME.fullmatch(name) for name in names}
+        return {
+            int(match["version"]): self._directory / name for name, match in found.items() if match
+        }
+
+
+class Receiver:
+    """WeightReceiver over files in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises InvalidFieldError where `directory` is none."""
+        self._directory = checked_directory(directory)
+
+    def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
+        check_one_rank(order.source)
+        check_one_rank(target)
+        check_buffer("buffer", buffer, target.size())
+        path = _checked_path(order.arena, self._directory)
+        header, data = _opened(path)
+        _check_same_tensors(path, header.layout, order.source)
+        # The plan's boxes are of whole tensors, and so are the file's.
+        places = {name: indices[0] for name, indices in header.layout.by_tensor.items()}
+        copies = [
+            replace(copy, source=places.get(copy.tensor, -1), source_rank=0)
+            for copy in order.copies
+        ]
+        execute(copies, header.layout, target, data[header.begin :], buffer)
+        verify(order, target, buffer)
+
+
+def _opened(path: Path) -> tuple[safetensors.Header, NDArray[np.uint8]]:
+    """The header, and the file's bytes, mapped read-only for as long as the array lives."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        raise ArenaMissingError(
+            f"{path}: no such version", field="arena.path", value=path
+        ) from error
+    try:
+        size = os.fstat(descriptor).st_size
+        mapped = mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else b""
+    finally:
+        os.close(descriptor)
+    data = np.frombuffer(mapped, np.uint8)
+    try:
+        return safetensors.decode(data), data
+    except safetensors.SafetensorsError as error:
+        raise ArenaCorruptError(
+            f"{path}: {error.message}", field=error.field, limit=error.limit, value=error.value
+        ) from error
+
+
+def _header(layout: Layout, digests: dict[str, int]) -> bytes:
+    """As long for all digests."""
+    stated = {name: hex_digest(digest) for name, digest in digests.items()}
+    return safetensors.encode(layout, {_DIGESTS: json.dumps(stated, sort_keys=True)})
+
+
+def _digests(path: Path, header: safetensors.Header) -> dict[str, int]:
+    """What the sender stated of each tensor."""
+    try:
+        stated: object = json.loads(header.metadata.get(_DIGESTS, ""))
+    except ValueError:
+        stated = None
+    digests = cast("dict[str, object]", stated) if isinstance(stated, dict) else {}
+    for name in header.layout.by_tensor.keys() | digests.keys():
+        digest = digests.get(name)
+        known = name in header.layout.by_tensor
+        if not (known and isinstance(digest, str) and _HEX.fullmatch(digest)):
+            raise ArenaCorruptError(
+                f"{path}: {name} has no digest of 16 hex digits, or is not there",
+                field=name,
+                limit="16 hex digits",
+                value=repr(digest)[:40],
+            )
+    return {name: int(str(digests[name]), 16) for name in header.layout.by_tensor}
+
+
+def _check_same_tensors(path: Path, found: Layout, source: Layout) -> None:
+    for name in found.by_tensor.keys() | source.by_tensor.keys():
+        stated, lies = (
+            next((layout.rectangles[i] for i in layout.by_tensor.get(name, ())), None)
+            for layout in (source, found)
+        )
+        wanted, got = (
+            f"{r.dtype} {list(r.shape)}" if r is not None else "none" for r in (stated, lies)
+        )
+        if wanted != got:
+            raise ArenaCorruptError(
+                f"{path}: {name} is {got}, not {wanted}", field=name, limit=wanted, value=got
+            )
+
+
+@contextlib.contextmanager
+def _whole_or_not(path: Path, size: int) -> Generator[int]:
+    """A new file with room for `size` bytes, which becomes `path` at the end of the block.
+
+    It is durable then. The lock tells it from what a dead sender left.
+    """
+    aside = _aside(path)
+    descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        reserve(path, descriptor, size)
+        yield descriptor
+        os.fsync(descriptor)
+        aside.replace(path)
+        _sync_directory(path.parent)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+
+
+def _mark(path: Path) -> Path:
+    return path.with_name(path.name + _COMMITTED)
+
+
+def _checked_path(arena: Arena, directory: Path) -> Path:
+    """The arena's path; one outside the directory is refused, whoever named it."""
+    path = Path(arena.path)
+    if path.parent != directory or not _NAME.fullmatch(path.name):
+        limit = f"{directory}/RUN.VERSION.safetensors"
+        raise InvalidFieldError("arena.path", limit=limit, value=path)
+    return path
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    """Unlinks what is written aside, unless its writer lives."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+
+
+def _sync_directory(path: Path) -> None:
+    """Makes new names durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
