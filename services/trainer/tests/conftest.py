@@ -34,7 +34,8 @@ from treadle_trainer.core.packing import Example
 from treadle_trainer.core.schedule import Schedule
 from treadle_trainer.core.status import Phase
 from treadle_trainer.core.step import StepSettings
-from treadle_trainer.loop import Recipe, Surroundings, Trainer
+from treadle_trainer.loop import Trainer
+from treadle_trainer.recipe import Recipe, Surroundings
 from treadle_weights.shared_memory import SharedMemory
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -274,11 +275,11 @@ def make_run(tmp_path, small, payloads, make_group):
     return make
 
 
-def batch(make_group, store, step, rewards=(1.0, 0.0, None, 1.0), **changes):
-    """Two tasks; the payloads of the second lie in the store."""
+def batch(make_group, store, step, rewards=((1.0, 0.0, None, 1.0), (1.0, 1.0)), **changes):
+    """Tasks of so many episodes; the payloads of all but the first task lie in the store."""
     rng = np.random.default_rng(step)
     tasks = []
-    for number, task_rewards in enumerate((rewards, [1.0, 1.0])):
+    for number, task_rewards in enumerate(rewards):
         group = make_group(rng, task_rewards, f"{step}-{number}")
         episodes = []
         for index, episode in enumerate(group.episodes):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from treadle_trainer import checkpoints
 from treadle_trainer.adapters.folders import ASIDE
@@ -16,7 +17,7 @@ from treadle_trainer.checkpoints import NoValidCheckpointError
 from treadle_trainer.core.losses.ppo_clip import PpoClip
 from treadle_trainer.core.schedule import Schedule
 from treadle_trainer.core.step import StepSettings, update
-from treadle_trainer.ports import CheckpointCorruptError
+from treadle_trainer.ports import CheckpointCorruptError, CheckpointStoreFullError
 
 SCHEDULE = Schedule(1e-2, 2)
 FILES = [
@@ -61,6 +62,10 @@ def write(store, backend, step, parent=""):
     )
 
 
+def newest_valid(store, found):
+    return checkpoints.newest_valid(store, found, lambda restorable: restorable)
+
+
 def train(backend, examples, steps):
     for step in steps:
         update(
@@ -86,7 +91,7 @@ def test_a_run_that_restores_takes_bitwise_the_same_steps(store, small, examples
     drawn = torch.rand(3)
     train(whole, examples, [4, 5])
 
-    restorable = checkpoints.newest_valid(store, [checkpoint])
+    restorable = newest_valid(store, [checkpoint])
     resumed = SingleBackend(restorable.folder)
     checkpoints.restore(restorable, resumed, run_id="run", schedule=SCHEDULE)
     assert torch.equal(torch.rand(3), drawn)
@@ -133,7 +138,7 @@ def test_a_damaged_file_is_named_and_the_older_checkpoint_is_used(
         store.open(newer)
     assert name in raised.value.message
     with caplog.at_level(logging.ERROR):
-        found = checkpoints.newest_valid(store, [newer, older])
+        found = newest_valid(store, [newer, older])
     assert found.checkpoint == older
     assert name in caplog.text
 
@@ -182,7 +187,7 @@ def test_when_all_are_damaged_the_error_lists_what_failed_and_nothing_is_deleted
     for checkpoint, name in zip(written, ("model.safetensors", "state.json"), strict=True):
         DAMAGES["flipped"](tmp_path / checkpoint.path / name)
     with pytest.raises(NoValidCheckpointError) as raised:
-        checkpoints.newest_valid(store, written)
+        newest_valid(store, written)
     for checkpoint, name in zip(written, ("model.safetensors", "state.json"), strict=True):
         assert f"{checkpoint.path}: {name}" in raised.value.message
         assert (tmp_path / checkpoint.path).is_dir()
@@ -190,7 +195,7 @@ def test_when_all_are_damaged_the_error_lists_what_failed_and_nothing_is_deleted
 
 def test_a_checkpoint_of_another_run_is_refused(store, backend):
     checkpoint = write(store, backend, 1)
-    restorable = checkpoints.newest_valid(store, [checkpoint])
+    restorable = newest_valid(store, [checkpoint])
     with pytest.raises(CheckpointCorruptError) as raised:
         checkpoints.restore(restorable, backend, run_id="other", schedule=SCHEDULE)
     assert raised.value.field == "run_id"
@@ -219,8 +224,46 @@ def test_what_a_crash_left_aside_is_no_checkpoint_and_is_removed(store, tmp_path
     left = tmp_path / "checkpoints" / f"{ASIDE}0"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
-    assert store.remove_leftovers() == [left.name]
+    opened_since = LocalCheckpoints(tmp_path / "checkpoints")
+    assert opened_since.remove_leftovers() == [left.name]
     assert not left.exists()
+
+
+def test_a_store_that_wakes_late_removes_nothing_that_its_successor_writes(store, tmp_path):
+    def fill(folder):
+        (folder / "model.safetensors").write_bytes(b"whole")
+        assert store.remove_leftovers() == []
+
+    successor = LocalCheckpoints(tmp_path / "checkpoints")
+    assert successor.write(1, fill).path == "checkpoints/step-000001"
+
+
+def test_a_store_that_wakes_late_deletes_no_checkpoint_of_its_successor(store, backend, tmp_path):
+    old = write(store, backend, 1)
+    mine = write(store, backend, 2, old.digest)
+    successor = LocalCheckpoints(tmp_path / "checkpoints")
+    theirs = write(successor, backend, 3, mine.digest)
+
+    store.retain([mine])  # what the ledger said before the successor took over
+
+    with pytest.raises(CheckpointCorruptError):
+        store.open(old)
+    for checkpoint in (mine, theirs):
+        successor.open(checkpoint)
+
+
+def test_a_store_that_wakes_late_replaces_no_checkpoint_of_its_successor(store, backend, tmp_path):
+    successor = LocalCheckpoints(tmp_path / "checkpoints")
+    theirs = []
+
+    def fill(folder):
+        backend.save_policy(folder)
+        theirs.append(write(successor, backend, 2))
+
+    late = store.write(2, fill)
+
+    assert late.path == "checkpoints/step-000002.1"
+    successor.open(theirs[0])
 
 
 def test_a_writer_that_fails_leaves_nothing(store, tmp_path):
@@ -230,4 +273,19 @@ def test_a_writer_that_fails_leaves_nothing(store, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         store.write(1, fill)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_disk_that_fills_while_tensors_are_written_is_told_from_other_errors(store, tmp_path):
+    def full(folder):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    def forbidden(folder):
+        raise SafetensorError("I/O error: Permission denied (os error 13)")
+
+    with pytest.raises(CheckpointStoreFullError, match="No space left"):
+        store.write(1, full)
+    with pytest.raises(SafetensorError):
+        store.write(1, forbidden)
+
     assert list((tmp_path / "checkpoints").iterdir()) == []

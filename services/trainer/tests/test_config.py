@@ -48,6 +48,8 @@ def test_the_recipe_of_the_demo_builds(tmp_path):
         pytest.param("loss.clip_hgh=1", "did you mean clip_high", id="plugin-parameter"),
         pytest.param("advantage.name=gppo", "did you mean grpo", id="plugin"),
         pytest.param("optimizer.learning_rate=.inf", "finite", id="infinite-rate"),
+        pytest.param("publish_every=0", "publish_every", id="never-published"),
+        pytest.param("no_progress_s=0", "no_progress_s", id="an-alarm-always"),
         pytest.param("microbatch_tokens=0", "microbatch_tokens", id="no-tokens"),
         pytest.param("optimizer.betas=[1.0, 0.9]", "optimizer.betas", id="betas"),
     ],

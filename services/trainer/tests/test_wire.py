@@ -21,7 +21,7 @@ from treadle_trainer import wire
 from treadle_trainer.adapters.experience_client import ExperienceClient
 from treadle_trainer.adapters.in_memory import FencedError
 from treadle_trainer.adapters.refit_client import RefitClient
-from treadle_trainer.core.claims import ClaimedEpisode
+from treadle_trainer.core.claims import ClaimedEpisode, Fault, FaultReason
 from treadle_trainer.core.status import Phase, TrainerStatus
 from treadle_trainer.ports import TRAINER_FENCED, Acquired, Checkpoint, OpenedVersion, SentVersion
 from treadle_trainer.servicer import TrainerServicer
@@ -95,6 +95,13 @@ def test_every_phase_has_a_number_on_the_wire():
     assert pb.TRAINER_PHASE_UNSPECIFIED not in numbers
 
 
+def test_every_reason_of_a_fault_has_its_own_number():
+    faults = [Fault("e", 1, reason, "") for reason in FaultReason]
+    numbers = {wire.fault_to_wire(fault).reason for fault in faults}
+    assert len(numbers) == len(FaultReason)
+    assert experience_pb.FAULT_REASON_UNSPECIFIED not in numbers
+
+
 @pytest.mark.parametrize("reward", [None, 0.0, 1.0])
 @pytest.mark.parametrize("inline", [None, b"", b"bytes"])
 def test_what_is_absent_is_not_zero(reward, inline):
@@ -148,7 +155,8 @@ async def test_the_ledger_is_asked_with_run_and_epoch():
         GetRun=experience_pb.GetRunResponse(position=8, checkpoints=[as_sent], complete=True),
         AcquireRun=experience_pb.AcquireRunResponse(trainer_epoch=2, step=4),
         ClaimStep=experience_pb.ClaimStepResponse(complete=True),
-        ReportStep=experience_pb.ReportStepResponse(),
+        HandBackStep=experience_pb.HandBackStepResponse(),
+        ReportStep=experience_pb.ReportStepResponse(checkpoint_now=True),
         CommitCheckpoint=experience_pb.CommitCheckpointResponse(retained=[as_sent]),
     )
     async with server as channel:
@@ -156,17 +164,28 @@ async def test_the_ledger_is_asked_with_run_and_epoch():
         run = await client.get_run(after=3, wait_s=1.5)
         acquired = await client.acquire(holder="me", checkpoint_digest="")
         claim = await client.claim(trainer_epoch=2, step=5, wait_s=20)
-        await client.report(trainer_epoch=2, step=5, metrics={"loss": 0.5}, trace_id="t")
+        faults = [
+            Fault("e", 3, FaultReason.PAYLOAD_LOST, "gone"),
+            Fault("f", 1, FaultReason.QUARANTINED, "odd"),
+        ]
+        await client.hand_back(trainer_epoch=2, step=5, faults=faults)
+        wanted = await client.report(trainer_epoch=2, step=5, metrics={"loss": 0.5}, trace_id="t")
         retained = await client.commit(trainer_epoch=2, checkpoint=CHECKPOINT)
     assert (run.position, run.checkpoints, run.complete) == (8, (CHECKPOINT,), True)
     assert acquired == Acquired(2, 4)
     assert claim.complete
     assert retained == (CHECKPOINT,)
-    asked, acquire, claiming, report, commit = requests
+    assert wanted is True
+    asked, acquire, claiming, hand_back, report, commit = requests
     assert {request.run_id for request in requests} == {"run"}
     assert (asked.after, asked.wait.ToMilliseconds()) == (3, 1500)
     assert acquire.holder == "me"
     assert (claiming.trainer_epoch, claiming.step, claiming.wait.seconds) == (2, 5, 20)
+    assert (hand_back.trainer_epoch, hand_back.step) == (2, 5)
+    assert [(f.episode_id, f.attempt, f.reason, f.message) for f in hand_back.faults] == [
+        ("e", 3, experience_pb.FAULT_REASON_PAYLOAD_LOST, "gone"),
+        ("f", 1, experience_pb.FAULT_REASON_QUARANTINED, "odd"),
+    ]
     assert (report.step, dict(report.metrics), report.trace_id) == (5, {"loss": 0.5}, "t")
     assert (commit.digest, commit.step, commit.path) == (
         CHECKPOINT.digest,
@@ -181,6 +200,7 @@ async def test_refit_is_given_layout_and_digests():
         OpenVersion=refit_pb.OpenVersionResponse(
             version=7,
             arena=refit_pb.Arena(path="/dev/shm/a", size=24),  # noqa: S108
+            aliased=True,
         ),
         SendVersion=refit_pb.SendVersionResponse(members=2, left_behind=1),
         AwaitDemand=refit_pb.AwaitDemandResponse(wanted=True),
@@ -188,15 +208,22 @@ async def test_refit_is_given_layout_and_digests():
     async with server as channel:
         client = RefitClient(channel, "run")
         opened = await client.open_version(
-            trainer_epoch=2, step=5, request_id="r", layout=layout, trace_id="t"
+            trainer_epoch=2,
+            step=5,
+            request_id="r",
+            layout=layout,
+            trace_id="t",
+            alias_of=6,
+            weights_digest="ab" * 8,
         )
         sent = await client.send_version(trainer_epoch=2, version=7, digests={"w": 255})
         wanted = await client.await_demand(published_version=6, wait_s=2)
-    assert opened == OpenedVersion(7, Arena("/dev/shm/a", 24))  # noqa: S108
+    assert opened == OpenedVersion(7, Arena("/dev/shm/a", 24), aliased=True)  # noqa: S108
     assert sent == SentVersion(2, 1)
     assert wanted
     open_request, send_request, demand_request = requests
     assert (open_request.run_id, open_request.step, open_request.request_id) == ("run", 5, "r")
+    assert (open_request.alias_of, open_request.weights_digest) == (6, "ab" * 8)
     np.testing.assert_array_equal(open_request.layout.rectangles[0].stop, [2, 3])
     assert dict(send_request.digests) == {"w": "00000000000000ff"}
     assert demand_request.published_version == 6

@@ -7,21 +7,24 @@ It counts once the ledger has committed it.
 import base64
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 
 from treadle_core.errors import Kind, TreadleError
+from treadle_runtime.failpoints import failpoint
 from treadle_trainer.core.schedule import Schedule
 from treadle_trainer.ports import Backend, Checkpoint, CheckpointCorruptError, CheckpointStore
 
 log = logging.getLogger(__name__)
 
 STATE = "state.json"
+
+T = TypeVar("T")
 
 
 class NoValidCheckpointError(TreadleError):
@@ -62,15 +65,19 @@ def write(
 
     def fill(folder: Path) -> None:
         backend.save_policy(folder)
+        failpoint("trainer.checkpoint.after_policy")
         backend.save_optimizer(folder)
+        failpoint("trainer.checkpoint.after_optimizer")
         (folder / STATE).write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
 
     stored = store.write(step, fill)
     return Checkpoint(stored.digest, parent_digest, step, stored.path)
 
 
-def newest_valid(store: CheckpointStore, checkpoints: Sequence[Checkpoint]) -> Restorable:
-    """The first of `checkpoints`, newest first, that is whole.
+def newest_valid(
+    store: CheckpointStore, checkpoints: Sequence[Checkpoint], load: Callable[[Restorable], T]
+) -> T:
+    """What `load` makes of the first of `checkpoints`, newest first, that is whole and loads.
 
     Every one that is passed over is logged as an error. Raises NoValidCheckpointError naming what
     failed of each.
@@ -78,18 +85,30 @@ def newest_valid(store: CheckpointStore, checkpoints: Sequence[Checkpoint]) -> R
     failed: list[str] = []
     for checkpoint in checkpoints:
         try:
-            folder = store.open(checkpoint)
-        except CheckpointCorruptError as error:
-            log.error("passing over a corrupt checkpoint: %s", error.message)  # noqa: TRY400
+            return load(Restorable(checkpoint, store.open(checkpoint)))
+        except TreadleError as error:
+            if error.kind not in (Kind.CORRUPT, Kind.INVALID):
+                raise
+            log.error("passing over a checkpoint: %s", error.message)  # noqa: TRY400
             failed.append(error.message)
-        else:
-            return Restorable(checkpoint, folder)
     raise NoValidCheckpointError(
         f"no checkpoint can be restored: {'; '.join(failed)}",
         field="checkpoints",
         limit="at least one whole",
-        value=f"{len(failed)} corrupt",
+        value=f"{len(failed)} bad",
     )
+
+
+def _state_of(restorable: Restorable) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", json.loads((restorable.folder / STATE).read_text()))
+    except ValueError as error:
+        raise CheckpointCorruptError(
+            f"checkpoint {restorable.checkpoint.path}: {STATE}: {error}",
+            field=STATE,
+            limit="JSON",
+            value=str(error),
+        ) from error
 
 
 def restore(restorable: Restorable, backend: Backend, *, run_id: str, schedule: Schedule) -> None:
@@ -98,8 +117,7 @@ def restore(restorable: Restorable, backend: Backend, *, run_id: str, schedule: 
     A schedule that differs from the recorded one is used, and logged. Raises
     CheckpointCorruptError where the checkpoint is another run's.
     """
-    content = json.loads((restorable.folder / STATE).read_text())
-    state = cast("dict[str, Any]", content)
+    state = _state_of(restorable)
     if state["run_id"] != run_id:
         raise CheckpointCorruptError(
             f"checkpoint {restorable.checkpoint.path} is of run {state['run_id']}",

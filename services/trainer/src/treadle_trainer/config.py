@@ -61,6 +61,10 @@ class TrainerConfig(ServiceConfig):
     """Most tokens of one forward and backward pass, and so of one segment."""
     checkpoint_every: int = Field(default=10, gt=0)
     """Steps between checkpoints; the start and the last step always get one."""
+    publish_every: int = Field(default=1, gt=0)
+    """Steps between publications; the start and the last step are always published."""
+    no_progress_s: Finite = Field(default=600.0, gt=0)
+    """Seconds without a batch after which an alarm is given, and given again."""
 
 
 class SftModelConfig(Config):

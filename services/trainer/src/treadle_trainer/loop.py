@@ -2,36 +2,21 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from treadle_core.episodes import Group
-from treadle_core.errors import Kind, TreadleError
-from treadle_runtime.tracker import Tracker
-from treadle_trainer import checkpoints
-from treadle_trainer.core.advantages import Advantage
-from treadle_trainer.core.claims import Claim, checked_episode
-from treadle_trainer.core.losses import Loss
+from treadle_runtime.failpoints import failpoint
+from treadle_trainer import checkpoints, training
+from treadle_trainer.core.claims import Claim, FaultReason
 from treadle_trainer.core.metrics import step_metrics
-from treadle_trainer.core.schedule import Schedule
 from treadle_trainer.core.status import Phase, TrainerStatus
-from treadle_trainer.core.step import NonFiniteStepError, StepResult, StepSettings, train_step
-from treadle_trainer.ports import (
-    Backend,
-    Checkpoint,
-    CheckpointStore,
-    CheckpointStoreFullError,
-    Experience,
-    PayloadReader,
-    Refit,
-)
-from treadle_trainer.publisher import Publisher
+from treadle_trainer.ports import Backend, Checkpoint, CheckpointStoreFullError
+from treadle_trainer.publisher import Published, Publisher
+from treadle_trainer.recipe import Recipe, Surroundings
 from treadle_trainer.tracing import step_trace
-from treadle_weights.transport import WeightSender
+from treadle_trainer.training import BatchFaultyError, StepFailedError
+from treadle_trainer.waiting import Alarm, cancel
 
 log = logging.getLogger(__name__)
 
@@ -41,45 +26,10 @@ T = TypeVar("T")
 _WAIT_S = 20.0
 """How long a peer may hold a call that waits for news."""
 
-
-class StepFailedError(TreadleError):
-    """A step could not be computed; the message names its episodes. Nothing was changed."""
-
-    kind = Kind.BROKEN
-    reason = "STEP_FAILED"
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What and how the trainer trains."""
-
-    run_id: str
-    holder: str
-    """Names the trainer for the life of its process."""
-    start: Path
-    """Hugging Face folder of the start parameters."""
-    checkpoint_every: int
-    """Steps between checkpoints."""
-    advantage: Advantage
-    loss: Loss
-    schedule: Schedule
-    settings: StepSettings
-    build_backend: Callable[[Path], Backend]
-    """From a Hugging Face folder."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the trainer works with."""
-
-    experience: Experience
-    refit: Refit
-    sender: WeightSender
-    payloads: PayloadReader
-    store: CheckpointStore
-    tracker: Tracker
-    clock: Callable[[], float] = time.monotonic
-    """Seconds."""
+MOST_HAND_BACKS = 8
+"""Batches of one step that are handed back before the trainer gives up."""
+_ROOM_S = 2.0
+"""How often a full disk is tried again, where the trainer cannot go on without a checkpoint."""
 
 
 class Trainer:
@@ -93,6 +43,7 @@ class Trainer:
         self._with = surroundings
         self._worker = ThreadPoolExecutor(1, "compute")
         self._publisher = Publisher(surroundings.refit, surroundings.sender, self._compute)
+        self._alarm = Alarm(recipe.no_progress_s, surroundings.tracker)
         self._draining = asyncio.Event()
         self._finished = asyncio.Event()
         self._phase = Phase.STARTING
@@ -101,8 +52,11 @@ class Trainer:
         self._waited_s = 0.0
         self._epoch = 0
         self._step = 0
+        self._hand_backs = 0
+        self._unchanged = False
         self._head: Checkpoint | None = None
         self._backend: Backend | None = None
+        self._published_step = -1
 
     async def run(self) -> None:
         """Trains until the run is complete, or until told to drain.
@@ -145,30 +99,33 @@ class Trainer:
         else:
             self._backend = await self._compute(self._recipe.build_backend, self._recipe.start)
         digest = self._head.digest if self._head else ""
+        failpoint("trainer.start.before_acquire")
         acquired = await self._with.experience.acquire(
             holder=self._recipe.holder, checkpoint_digest=digest
         )
+        failpoint("trainer.start.after_acquire")
         self._epoch = acquired.trainer_epoch
         for name in await self._compute(self._with.store.remove_leftovers):
             log.warning("removed %s, which a crash left behind", name)
+        if self._head is not None:
+            await self._mark_latest(self._head)
         log.info("holding the run under epoch %d, from step %d", self._epoch, self._step)
         if self._head is None:
-            await self._commit()
+            await self._commit_when_there_is_room()
         await self._unless_draining(self._publish(""))
 
     async def _restore(self, found: tuple[Checkpoint, ...]) -> None:
         recipe = self._recipe
-        restorable = await self._compute(checkpoints.newest_valid, self._with.store, found)
-        self._backend = await self._compute(recipe.build_backend, restorable.folder)
-        await self._compute(
-            checkpoints.restore,
-            restorable,
-            self._backend,
-            run_id=recipe.run_id,
-            schedule=recipe.schedule,
+
+        def load(restorable: checkpoints.Restorable) -> tuple[Checkpoint, Backend]:
+            backend = recipe.build_backend(restorable.folder)
+            checkpoints.restore(restorable, backend, run_id=recipe.run_id, schedule=recipe.schedule)
+            return restorable.checkpoint, backend
+
+        self._head, self._backend = await self._compute(
+            checkpoints.newest_valid, self._with.store, found, load
         )
-        self._head = restorable.checkpoint
-        self._step = restorable.checkpoint.step
+        self._step = self._head.step
 
     async def _train(self) -> None:
         """Takes steps until there are no more, and leaves none outside a checkpoint."""
@@ -177,16 +134,24 @@ class Trainer:
             claim = await self._unless_draining(self._claim())
             if claim is None or claim.complete:
                 break
-            await self._take_step(claim, self._waited_s - waited_s)
+            try:
+                await self._take_step(claim, self._waited_s - waited_s)
+            except BatchFaultyError as error:
+                await self._hand_back(error)
         if self._head is None or self._head.step < self._step:
-            await self._commit()
+            await self._commit_when_there_is_room()
+        if claim is not None and self._published_step < self._step:
+            # The tasks ended after a step that nobody knew to be the last.
+            await self._unless_draining(self._publish("", same=self._unchanged))
 
     async def _claim(self) -> Claim:
         """Waits for the next batch, answering the demand of engines meanwhile."""
         self._phase = Phase.CLAIMING
         self._waiting_since = self._with.clock()
         try:
-            return await self._answering_demand(self._claim_when_ready())
+            return await self._alarm.over(
+                self._answering_demand(self._claim_when_ready()), "a batch", step=self._step
+            )
         finally:
             self._waited_s += self._with.clock() - self._waiting_since
             self._waiting_since = None
@@ -205,68 +170,79 @@ class Trainer:
         with step_trace(self._recipe.run_id, step, claim.episodes) as trace:
             began = clock()
             self._phase = Phase.TRAINING
-            result = await self._compute(self._compute_step, claim, step)
+            failpoint("trainer.step.after_claim")
+            result = await self._compute(
+                training.train,
+                claim,
+                step=step,
+                recipe=self._recipe,
+                backend=self._loaded,
+                payloads=self._with.payloads,
+            )
+            self._unchanged = self._unchanged and not result.num_trained
             metrics = step_metrics(claim, result, step=step) | {
                 "wait_s": wait_s,
                 "train_s": clock() - began,
             }
-            await self._with.experience.report(
+            failpoint("trainer.step.before_report")
+            wanted = await self._with.experience.report(
                 trainer_epoch=self._epoch, step=step, metrics=metrics, trace_id=trace.trace_id
             )
-            self._step = step
-            await self._commit_if_due(last=claim.last)
+            failpoint("trainer.step.after_report")
+            self._step, self._hand_backs = step, 0
+            await self._commit_if_due(wanted=wanted or claim.last)
             publishing = clock()
-            version = await self._unless_draining(self._publish(trace.trace_id))
-            if version is not None:
-                trace.published(version)
-                metrics["version"] = version
+            published = await self._publish_if_due(trace.trace_id, last=claim.last)
+            if published is not None:
+                trace.published(published.version)
+                metrics["version"] = published.version
         metrics["publish_s"] = clock() - publishing
         metrics["tokens_per_s"] = metrics["tokens"] / (wait_s + clock() - began)
-        self._with.tracker.log("step", {"step": step, **metrics})
+        digests = {"members_digest": claim.members_digest}
+        if published is not None:
+            digests["weights_digest"] = published.weights_digest
+        self._with.tracker.log("step", {"step": step, **metrics, **digests})
 
-    def _compute_step(self, claim: Claim, step: int) -> StepResult:
-        """Fetches, checks and trains; in the worker thread."""
-        recipe, backend = self._recipe, self._loaded
-        groups = [
-            Group(
-                task.task_id,
-                tuple(
-                    checked_episode(
-                        episode, self._with.payloads.read(episode), vocab_size=backend.vocab_size
-                    )
-                    for episode in task.episodes
-                ),
-            )
-            for task in claim.tasks
-        ]
-        try:
-            return train_step(
-                backend,
-                groups,
-                advantage=recipe.advantage,
-                loss=recipe.loss,
-                settings=recipe.settings,
-                learning_rate=recipe.schedule(step),
-            )
-        except NonFiniteStepError as error:
-            names = ", ".join(f"{e.episode_id}/{e.attempt}" for e in claim.episodes)
+    async def _hand_back(self, error: BatchFaultyError) -> None:
+        """Gives the batch of the next step back, for what is wrong with it."""
+        step = self._step + 1
+        self._hand_backs += 1
+        log.error("step %d, batch %d: %s", step, self._hand_backs, error.message)
+        if self._hand_backs > MOST_HAND_BACKS:
             raise StepFailedError(
-                f"step {step}: {error.message}; episodes {names}",
-                field=error.field,
-                limit=error.limit,
-                value=error.value,
-            ) from error
+                f"step {step}: {self._hand_backs} batches, and the last one too: {error.message}",
+                field="episodes",
+                limit=f"a fit batch after {MOST_HAND_BACKS} were handed back",
+                value=self._hand_backs,
+            )
+        await self._with.experience.hand_back(
+            trainer_epoch=self._epoch, step=step, faults=error.faults
+        )
+        lost = sum(fault.reason is FaultReason.PAYLOAD_LOST for fault in error.faults)
+        row = {"step": step, "lost": lost, "quarantined": len(error.faults) - lost}
+        self._with.tracker.log("handed_back", row)
 
-    async def _commit_if_due(self, *, last: bool) -> None:
+    async def _commit_if_due(self, *, wanted: bool) -> None:
         """Commits a checkpoint when one is due; a full disk puts it off to the next step."""
         head = self._head.step if self._head else 0
         due = self._step - head >= self._recipe.checkpoint_every
-        if not (due or last or self._draining.is_set()):
-            return
+        if due or wanted or self._draining.is_set():
+            await self._has_committed()
+
+    async def _commit_when_there_is_room(self) -> None:
+        """Commits; gives up on a full disk only when draining: the steps are then trained again."""
+        while not await self._has_committed():
+            if await self._unless_draining(asyncio.sleep(_ROOM_S, result=True)) is None:
+                return
+
+    async def _has_committed(self) -> bool:
+        """Commits; False, with a line in the log, where the disk is full."""
         try:
             await self._commit()
         except CheckpointStoreFullError as error:
             log.error("no checkpoint at step %d: %s", self._step, error.message)  # noqa: TRY400
+            return False
+        return True
 
     async def _commit(self) -> None:
         """Makes the present state the head of the lineage."""
@@ -281,26 +257,48 @@ class Trainer:
             parent_digest=self._head.digest if self._head else "",
             schedule=self._recipe.schedule,
         )
+        failpoint("trainer.checkpoint.before_commit")
         retained = await self._with.experience.commit(
             trainer_epoch=self._epoch, checkpoint=checkpoint
         )
+        failpoint("trainer.checkpoint.after_commit")
         self._head = checkpoint
-        await self._compute(store.mark_latest, checkpoint)
+        await self._mark_latest(checkpoint)
+        failpoint("trainer.checkpoint.after_latest")
         await self._compute(store.retain, retained)
 
-    async def _publish(self, trace_id: str) -> int:
+    async def _mark_latest(self, checkpoint: Checkpoint) -> None:
+        """Mends the hint for people, whatever it says; a full disk leaves it old."""
+        try:
+            await self._compute(self._with.store.mark_latest, checkpoint)
+        except CheckpointStoreFullError as error:
+            log.warning("the hint is old: %s", error.message)
+
+    async def _publish_if_due(self, trace_id: str, *, last: bool) -> Published | None:
+        """Publishes every so many steps, and the last one."""
+        if self._step % self._recipe.publish_every and not last:
+            return None
+        return await self._unless_draining(self._publish(trace_id, same=self._unchanged))
+
+    async def _publish(self, trace_id: str, *, same: bool = False) -> Published:
+        """Publishes the present parameters; `same`: they are those of the newest version."""
         self._phase = Phase.PUBLISHING
-        return await self._publisher.publish(
+        published = await self._publisher.publish(
             self._loaded.parameters(),
             trainer_epoch=self._epoch,
             step=self._step,
             trace_id=trace_id,
+            same=same,
         )
+        self._unchanged = True
+        self._published_step = self._step
+        return published
 
     async def _stand_by(self) -> None:
         """Keeps engines servable until the ledger says that all is done."""
         self._phase = Phase.COMPLETE
-        await self._unless_draining(self._answering_demand(self._until_complete()))
+        done = self._answering_demand(self._until_complete())
+        await self._unless_draining(self._alarm.over(done, "the end", step=self._step))
 
     async def _until_complete(self) -> None:
         position = 0
@@ -325,7 +323,7 @@ class Trainer:
                 self._phase = phase
                 demand = asyncio.ensure_future(self._demand())
         finally:
-            await _cancel(waiter, demand)
+            await cancel(waiter, demand)
 
     async def _demand(self) -> None:
         """Returns when an engine needs parameters that only this trainer has."""
@@ -342,7 +340,7 @@ class Trainer:
             await asyncio.wait({worker, draining}, return_when=asyncio.FIRST_COMPLETED)
             return None if draining.done() and not worker.done() else worker.result()
         finally:
-            await _cancel(worker, draining)
+            await cancel(worker, draining)
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls `work` in the worker thread."""
@@ -354,10 +352,3 @@ class Trainer:
         if self._backend is None:
             raise RuntimeError("the trainer has not started")
         return self._backend
-
-
-async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancels what still runs, and waits until it has ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,5 +1,6 @@
 """The trainer's process: `python -m treadle_trainer.main --config FILE`."""
 
+import logging
 import uuid
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,12 @@ from treadle_trainer.checkpoints import NoValidCheckpointError
 from treadle_trainer.config import TrainerConfig
 from treadle_trainer.core.schedule import Schedule
 from treadle_trainer.core.step import StepSettings
-from treadle_trainer.loop import Recipe, Surroundings, Trainer
+from treadle_trainer.loop import Trainer
 from treadle_trainer.ports import Backend
+from treadle_trainer.recipe import Recipe, Surroundings
 from treadle_trainer.servicer import SERVICE, TrainerServicer
+
+log = logging.getLogger(__name__)
 
 NO_VALID_CHECKPOINT = 3
 """Exit status where every checkpoint of the run is damaged; restarting cannot help."""
@@ -49,6 +53,7 @@ async def main(config: TrainerConfig) -> None:
             await server.serve(service)
         except server.ServiceFailedError as error:
             if isinstance(error.__cause__, NoValidCheckpointError):
+                log.critical("%s", error.__cause__.message)
                 raise SystemExit(NO_VALID_CHECKPOINT) from error
             raise
 
@@ -71,6 +76,8 @@ def recipe_of(config: TrainerConfig) -> Recipe:
         schedule=Schedule(optimizer.learning_rate, optimizer.warmup_steps),
         settings=StepSettings(config.microbatch_tokens, optimizer.max_grad_norm),
         build_backend=build_backend,
+        publish_every=config.publish_every,
+        no_progress_s=config.no_progress_s,
     )
 
 
@@ -78,8 +85,8 @@ def surroundings_of(
     config: TrainerConfig, experience: grpc.aio.Channel, refit: grpc.aio.Channel
 ) -> Surroundings:
     """The adapters of a run's directory, and the peers."""
-    transport = plugins.build("treadle.weight_transports", config.transport)
     directory = config.run.dir
+    transport = plugins.build("treadle.weight_transports", config.transport, run_dir=directory)
     return Surroundings(
         experience=ExperienceClient(experience, config.run.id),
         refit=RefitClient(refit, config.run.id),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treadle_core.episodes import Segment
 from treadle_core.errors import Kind, TreadleError
-from treadle_trainer.core.claims import Claim, ClaimedEpisode
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, Fault
 from treadle_trainer.core.packing import MicroBatch
 from treadle_weights.layouts import Layout
 from treadle_weights.transport import Arena
@@ -54,6 +54,10 @@ class Backend(Protocol):
 
     def update(self, learning_rate: float) -> None:
         """Takes one optimiser step, and forgets the gradient."""
+        ...
+
+    def discard_gradient(self) -> None:
+        """Forgets the gradient."""
         ...
 
     def parameters(self) -> Mapping[str, Tensor]:
@@ -139,15 +143,18 @@ class CheckpointStore(Protocol):
         ...
 
     def mark_latest(self, checkpoint: Checkpoint) -> None:
-        """Leaves a hint for people which one is the newest; nothing reads it."""
+        """Leaves a hint for people which one is the newest; nothing reads it.
+
+        Raises CheckpointStoreFullError.
+        """
         ...
 
     def retain(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Deletes all others."""
+        """Deletes all others that were there before the last `write`."""
         ...
 
     def remove_leftovers(self) -> Sequence[str]:
-        """Removes what crashed writers left; returns names. Call it when no other one writes."""
+        """Removes what writers left before this store was opened; returns names."""
         ...
 
 
@@ -187,10 +194,17 @@ class Experience(Protocol):
         """Waits up to `wait_s` for the batch of a step."""
         ...
 
+    async def hand_back(self, *, trainer_epoch: int, step: int, faults: Sequence[Fault]) -> None:
+        """Gives the claimed batch of a step back, for what is wrong with it; claim it again."""
+        ...
+
     async def report(
         self, *, trainer_epoch: int, step: int, metrics: Mapping[str, float], trace_id: str
-    ) -> None:
-        """Says that a step was trained; nothing of it is durable yet."""
+    ) -> bool:
+        """Says that a step was trained; nothing of it is durable yet.
+
+        Whether a checkpoint is wanted now, because payloads that wait for one take much room.
+        """
         ...
 
     async def commit(self, *, trainer_epoch: int, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
@@ -204,6 +218,8 @@ class OpenedVersion:
 
     version: int
     arena: Arena
+    aliased: bool = False
+    """It stands for the bytes of the version that it was said to be an alias of; put none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +236,21 @@ class Refit(Protocol):
     """The way of one run's parameters to its engines."""
 
     async def open_version(
-        self, *, trainer_epoch: int, step: int, request_id: str, layout: Layout, trace_id: str
+        self,
+        *,
+        trainer_epoch: int,
+        step: int,
+        request_id: str,
+        layout: Layout,
+        trace_id: str,
+        alias_of: int,
+        weights_digest: str,
     ) -> OpenedVersion:
-        """Gets the number of a publication. Keyed by `request_id`; ends the one in flight."""
+        """Gets the number of a publication. Keyed by `request_id`; ends the one in flight.
+
+        `alias_of` is the version published last where it has the same parameters, with its digest;
+        0 and "" otherwise.
+        """
         ...
 
     async def send_version(

@@ -4,13 +4,16 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 from torch import Tensor
 
 from treadle_core.errors import TreadleError
+from treadle_runtime.failpoints import failpoint
 from treadle_trainer.ports import VERSION_ENDED, Refit
+from treadle_weights.digests import weights_digest
 from treadle_weights.layouts import Layout, whole
 from treadle_weights.transport import Arena, WeightSender
 
@@ -24,6 +27,15 @@ _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is committed."""
+
+    version: int
+    weights_digest: str
+    """Of all its tensors, 16 hex digits."""
+
+
 class Publisher:
     """Publishes a trainer's parameters as versions."""
 
@@ -31,13 +43,26 @@ class Publisher:
         self._refit = refit
         self._sender = sender
         self._compute = compute
-        self.version = 0
+        self._last: Published | None = None
+        self._digests: dict[str, int] = {}
+
+    @property
+    def version(self) -> int:
         """Newest version that was published; 0 for none."""
+        return self._last.version if self._last else 0
 
     async def publish(
-        self, parameters: Mapping[str, Tensor], *, trainer_epoch: int, step: int, trace_id: str
-    ) -> int:
-        """Publishes `parameters`, which nobody writes meanwhile, and returns their version.
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        trainer_epoch: int,
+        step: int,
+        trace_id: str,
+        same: bool = False,
+    ) -> Published:
+        """Publishes `parameters`, which nobody writes meanwhile.
+
+        `same`: they are those of the version published last, so that no bytes need to move.
 
         A version that ends before it is committed is followed by the same parameters under the
         next number. Raises TreadleError with the peer's reason, VERSION_ENDED when that goes on.
@@ -45,7 +70,8 @@ class Publisher:
         layout = layout_of(parameters)
         for attempt in range(_MOST_TRIES):
             try:
-                return await self._try(parameters, layout, trainer_epoch, step, trace_id)
+                base = self._last if same else None
+                return await self._try(parameters, layout, trainer_epoch, step, trace_id, base)
             except TreadleError as error:
                 if error.reason != VERSION_ENDED or attempt == _MOST_TRIES - 1:
                     raise
@@ -60,28 +86,39 @@ class Publisher:
         trainer_epoch: int,
         step: int,
         trace_id: str,
-    ) -> int:
+        base: Published | None,
+    ) -> Published:
+        failpoint("trainer.version.before_open")
         opened = await self._refit.open_version(
             trainer_epoch=trainer_epoch,
             step=step,
             request_id=uuid.uuid4().hex,
             layout=layout,
             trace_id=trace_id,
+            alias_of=base.version if base else 0,
+            weights_digest=base.weights_digest if base else "",
         )
-        digests = await self._compute(self._fill, opened.arena, layout, parameters)
+        failpoint("trainer.version.after_open")
+        digests = self._digests
+        if not opened.aliased:
+            digests = await self._compute(self._fill, opened.arena, layout, parameters)
+        failpoint("trainer.version.before_send")
         try:
             sent = await self._refit.send_version(
                 trainer_epoch=trainer_epoch, version=opened.version, digests=digests
             )
         except TreadleError as error:
-            if error.reason == VERSION_ENDED:
+            # The bytes of an alias are those of a version that engines may still load.
+            if error.reason == VERSION_ENDED and not opened.aliased:
                 await self._compute(self._sender.discard, opened.arena)
             raise
+        failpoint("trainer.version.after_send")
         await self._compute(self._sender.keep, opened.arena)
         if sent.left_behind:
             log.warning("version %d left %d engines behind", opened.version, sent.left_behind)
-        self.version = opened.version
-        return opened.version
+        self._digests = digests
+        self._last = Published(opened.version, weights_digest(digests))
+        return self._last
 
     def _fill(
         self, arena: Arena, layout: Layout, parameters: Mapping[str, Tensor]

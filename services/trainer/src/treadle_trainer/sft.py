@@ -35,22 +35,22 @@ _LINES = 20
 
 
 def main(argv: list[str]) -> int:
-    """The command. Prints progress, and one JSON line at the end; returns the exit status."""
+    """The command. Prints progress, and a JSON line a measure at the end; returns the status."""
     parser = argparse.ArgumentParser("treadle sft", description=__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value")
     args = parser.parse_args(argv)
     config = configuration.load(SftConfig, ["--config", str(args.recipe), *args.overrides])
     try:
-        measure = run(config)
+        measures = run(config)
     except (TreadleError, plugins.PluginError) as error:
         sys.stderr.write(f"treadle sft: {error}\n")
         return 1
-    sys.stdout.write(json.dumps(measure) + "\n")
+    sys.stdout.writelines(json.dumps(measure) + "\n" for measure in measures)
     return 0
 
 
-def run(config: SftConfig) -> dict[str, Any]:
+def run(config: SftConfig) -> list[dict[str, Any]]:
     """Trains as the recipe says and installs the folder; returns what it measured."""
     demonstrations: Demonstrations = plugins.build("treadle.demonstrations", config.demonstrations)
     parent = config.output.resolve().parent
@@ -68,14 +68,15 @@ def run(config: SftConfig) -> dict[str, Any]:
         seconds = time.monotonic() - began
         backend.save_policy(result)
         folders.install(result, config.output.resolve())
-    return {
-        "measure": "sft",
-        "steps": config.steps,
-        "loss": round(loss, 6),
-        "seconds": round(seconds, 3),
-        "tokens_per_s": round(num_tokens / seconds, 1),
-        "output": str(config.output),
-    }
+    return [
+        _measure("sft_loss", round(loss, 6), "nats a trained token"),
+        _measure("sft_seconds", round(seconds, 3), "s"),
+        _measure("sft_tokens_per_s", round(num_tokens / seconds, 1), "tokens/s"),
+    ]
+
+
+def _measure(name: str, value: float, unit: str) -> dict[str, Any]:
+    return {"measure": name, "value": value, "unit": unit, "goal": "none", "holds": True}
 
 
 def start_folder(model: SftModelConfig, folder: Path, seed: int) -> Path:

@@ -10,7 +10,13 @@ from treadle.trainer.v1 import trainer_service_pb2 as pb
 from treadle_core.episodes import Termination
 from treadle_core.errors import InvalidFieldError
 from treadle_payloads.store import PayloadReference
-from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask
+from treadle_trainer.core.claims import (
+    Claim,
+    ClaimedEpisode,
+    ClaimedTask,
+    Fault,
+    FaultReason,
+)
 from treadle_trainer.core.status import Phase, TrainerStatus
 from treadle_trainer.ports import Checkpoint, RunView
 
@@ -18,6 +24,10 @@ _TERMINATIONS = {
     episode_pb2.TERMINATION_FINISHED: Termination.FINISHED,
     episode_pb2.TERMINATION_TRUNCATED: Termination.TRUNCATED,
     episode_pb2.TERMINATION_FAILED: Termination.FAILED,
+}
+_REASONS = {
+    FaultReason.PAYLOAD_LOST: experience_pb.FAULT_REASON_PAYLOAD_LOST,
+    FaultReason.QUARANTINED: experience_pb.FAULT_REASON_QUARANTINED,
 }
 _PHASES = {
     Phase.STARTING: pb.TRAINER_PHASE_STARTING,
@@ -67,6 +77,15 @@ def _episode_from_wire(message: experience_pb.ClaimedEpisode) -> ClaimedEpisode:
         inline=payload.inline if payload.HasField("inline") else None,
         metrics=dict(result.metrics),
         traceparent=result.traceparent,
+    )
+
+
+def fault_to_wire(fault: Fault) -> experience_pb.EpisodeFault:
+    return experience_pb.EpisodeFault(
+        episode_id=fault.episode_id,
+        attempt=fault.attempt,
+        reason=_REASONS[fault.reason],
+        message=fault.message,
     )
 
 

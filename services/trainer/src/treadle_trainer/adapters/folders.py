@@ -1,12 +1,14 @@
 """Folders that are either whole and durable, or not there."""
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
+from treadle_runtime.failpoints import failpoint
 from treadle_runtime.files import sync_directory
 
 ASIDE = ".aside-"
@@ -38,6 +40,24 @@ def install(folder: Path, target: Path) -> None:
         sync_directory(target.parent)
 
 
+def install_as_new(folder: Path, targets: Iterable[Path]) -> Path:
+    """Like `install`, under the first of `targets` that nobody has; nothing is ever replaced."""
+    sync_tree(folder)
+    failpoint("trainer.folder.before_rename")
+    for target in targets:
+        try:
+            # A folder with content is not replaced: between a look and this call it may have come.
+            folder.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        else:
+            failpoint("trainer.folder.after_rename")
+            sync_directory(target.parent)
+            return target
+    raise AssertionError
+
+
 def sync_tree(folder: Path) -> None:
     """Makes every file and directory below `folder`, and itself, durable."""
     for root, _, names in os.walk(folder):
@@ -50,9 +70,6 @@ def sync_tree(folder: Path) -> None:
         sync_directory(Path(root))
 
 
-def remove_leftovers(parent: Path) -> list[str]:
-    """Removes what crashed writers left in `parent`; returns the names."""
-    left = sorted(path.name for path in parent.glob(f"{ASIDE}*"))
-    for name in left:
-        shutil.rmtree(parent / name, ignore_errors=True)
-    return left
+def leftovers(parent: Path) -> list[str]:
+    """Names of what writers have aside in `parent`: those that crashed, and those at work."""
+    return sorted(path.name for path in parent.glob(f"{ASIDE}*"))

@@ -2,10 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from treadle_core.errors import Kind, TreadleError
-from treadle_trainer.core.claims import Claim, ClaimedTask
+from treadle_trainer.core.claims import (
+    Claim,
+    ClaimedEpisode,
+    ClaimedTask,
+    Fault,
+    FaultReason,
+)
 from treadle_trainer.ports import (
     TRAINER_FENCED,
     VERSION_ENDED,
@@ -16,7 +23,7 @@ from treadle_trainer.ports import (
     SentVersion,
 )
 from treadle_weights.layouts import Layout
-from treadle_weights.transport import WeightTransport
+from treadle_weights.transport import Arena, WeightTransport
 
 _RETAINED = 2
 """Checkpoints that stay restorable."""
@@ -46,9 +53,14 @@ class RefusedError(TreadleError):
 class MemoryExperience:
     """Experience that forgets everything when the process ends."""
 
-    def __init__(self, batches: Sequence[tuple[ClaimedTask, ...]]) -> None:
-        """`batches` are those of the steps from 1."""
-        self._batches = batches
+    def __init__(
+        self,
+        batches: Sequence[tuple[ClaimedTask, ...]],
+        again: Callable[[ClaimedEpisode], ClaimedEpisode] = lambda episode: episode,
+    ) -> None:
+        """`batches` are those of the steps from 1; `again` plays a lost episode's next attempt."""
+        self._batches = list(batches)
+        self._again = again
         self._holder = ""
         self.trainer_epoch = 0
         self.trained_step = 0
@@ -56,6 +68,10 @@ class MemoryExperience:
         """Committed checkpoints, oldest first."""
         self.reports: list[tuple[int, Mapping[str, float], str]] = []
         """Step, metrics and trace id, as they came."""
+        self.faults: list[tuple[int, Fault]] = []
+        """Step and what was wrong with its batch, as it came."""
+        self.checkpoint_now = False
+        """What a report is answered."""
         self.complete = asyncio.Event()
         """Set where final evaluation is done."""
 
@@ -86,14 +102,37 @@ class MemoryExperience:
             await asyncio.sleep(wait_s)
         return Claim(self._batches[step - 1], last=step == len(self._batches))
 
+    async def hand_back(self, *, trainer_epoch: int, step: int, faults: Sequence[Fault]) -> None:
+        self._check(trainer_epoch)
+        if step != self.trained_step + 1:
+            raise RefusedError("step", field="step", limit=self.trained_step + 1, value=step)
+        self.faults += [(step, fault) for fault in faults]
+        reasons = {(fault.episode_id, fault.attempt): fault.reason for fault in faults}
+        self._batches[step - 1] = tuple(
+            replace(task, episodes=tuple(self._formed_anew(e, reasons) for e in task.episodes))
+            for task in self._batches[step - 1]
+            if not any(
+                reasons.get((e.episode_id, e.attempt)) is FaultReason.QUARANTINED
+                for e in task.episodes
+            )
+        )
+
+    def _formed_anew(
+        self, episode: ClaimedEpisode, reasons: Mapping[tuple[str, int], FaultReason]
+    ) -> ClaimedEpisode:
+        if (episode.episode_id, episode.attempt) not in reasons:
+            return episode
+        return replace(self._again(episode), attempt=episode.attempt + 1)
+
     async def report(
         self, *, trainer_epoch: int, step: int, metrics: Mapping[str, float], trace_id: str
-    ) -> None:
+    ) -> bool:
         self._check(trainer_epoch)
         if step not in (self.trained_step, self.trained_step + 1):
             raise RefusedError("step", field="step", limit=self.trained_step + 1, value=step)
         self.trained_step = step
         self.reports.append((step, metrics, trace_id))
+        return self.checkpoint_now
 
     async def commit(self, *, trainer_epoch: int, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
         self._check(trainer_epoch)
@@ -122,20 +161,36 @@ class MemoryRefit:
         self._transport = transport
         self._opened: dict[str, int] = {}
         self._steps: dict[int, int] = {}
+        self._arenas: dict[int, Arena] = {}
         self._in_flight = 0
+        self.aliases: list[tuple[int, int]] = []
+        """Version and base of those that were published without bytes."""
         self.committed: list[tuple[int, int, Mapping[str, int]]] = []
         """Version, step and digests of what was published, in order."""
         self.wanted = asyncio.Event()
         """Set where an engine needs parameters; cleared by the next version."""
 
     async def open_version(
-        self, *, trainer_epoch: int, step: int, request_id: str, layout: Layout, trace_id: str
+        self,
+        *,
+        trainer_epoch: int,
+        step: int,
+        request_id: str,
+        layout: Layout,
+        trace_id: str,
+        alias_of: int,
+        weights_digest: str,
     ) -> OpenedVersion:
         self._check(trainer_epoch)
         version = self._opened.setdefault(request_id, len(self._opened) + 1)
         self._steps[version] = step
         self._in_flight = version
-        return OpenedVersion(version, self._transport.arena("memory", version, layout.size()))
+        if alias_of and self.committed and self.committed[-1][0] == alias_of:
+            self._arenas[version] = self._arenas[alias_of]
+            self.aliases.append((version, alias_of))
+            return OpenedVersion(version, self._arenas[version], aliased=True)
+        self._arenas[version] = self._transport.arena("memory", version, layout.size())
+        return OpenedVersion(version, self._arenas[version])
 
     async def send_version(
         self, *, trainer_epoch: int, version: int, digests: Mapping[str, int]

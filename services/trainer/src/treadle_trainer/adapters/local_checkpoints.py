@@ -1,14 +1,20 @@
 """CheckpointStore `local`: one folder a checkpoint, below one directory."""
 
+import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from safetensors import SafetensorError
+
+from treadle_core.errors import InvalidFieldError
+from treadle_runtime.failpoints import failpoint
 from treadle_runtime.files import write_durably
 from treadle_trainer.adapters import folders
 from treadle_trainer.ports import (
@@ -23,7 +29,11 @@ LATEST = "latest"
 _FORMAT = 1
 _NAME = re.compile(r"step-\d{6,}(\.\d+)?")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_PICKLED = {".bin", ".ckpt", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
+"""Suffixes of files that run code when they are read; tensors are safetensors here."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""All that safetensors says of the number of an error of the operating system."""
 _MANIFEST_LIMIT = 1 << 20
 """Bytes; a manifest has a line a file."""
 
@@ -32,30 +42,30 @@ class LocalCheckpoints:
     """CheckpointStore on a local directory: `step-000010/` with a manifest of its files.
 
     A folder is complete and durable from the moment at which it has its name. One that no ledger
-    knows is harmless: it is deleted with the next `retain`.
+    knows is harmless: it is deleted with a later `retain`.
+
+    A trainer that stood still while its successor took over may go on at any line here. So it
+    replaces nothing, and deletes only what was there before: leftovers from before it was made,
+    and folders from before its last `write`.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
+        self._leftovers = folders.leftovers(directory)
+        self._before: dict[str, int] = {}
+        """Inode of each folder that was there at the last `write`, by name."""
 
     def write(self, step: int, fill: Callable[[Path], None]) -> StoredCheckpoint:
-        try:
-            with folders.aside(self._directory) as folder:
-                fill(folder)
-                manifest = _manifest_of(folder, step)
-                (folder / MANIFEST).write_bytes(manifest)
-                target = self._free_name(step)
-                folders.install(folder, target)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            raise CheckpointStoreFullError(
-                f"checkpoint of step {step}: {error.strerror}",
-                field="checkpoints",
-                limit=error.strerror,
-                value=str(self._directory),
-            ) from error
+        self._before = {path.name: path.stat().st_ino for path in self._checkpoints()}
+        room = self._room_for(f"checkpoint of step {step}")
+        with room, folders.aside(self._directory) as folder:
+            fill(folder)
+            failpoint("trainer.checkpoint.before_manifest")
+            manifest = _manifest_of(folder, step)
+            (folder / MANIFEST).write_bytes(manifest)
+            failpoint("trainer.checkpoint.after_manifest")
+            target = folders.install_as_new(folder, self._names(step))
         path = f"{self._directory.name}/{target.name}"
         return StoredCheckpoint(hashlib.sha256(manifest).hexdigest(), path)
 
@@ -78,16 +88,38 @@ class LocalCheckpoints:
 
     def mark_latest(self, checkpoint: Checkpoint) -> None:
         name = self._folder(checkpoint).name
-        write_durably(self._directory / LATEST, f"{name}\n".encode())
+        with self._room_for(LATEST):
+            write_durably(self._directory / LATEST, f"{name}\n".encode())
 
     def retain(self, checkpoints: Sequence[Checkpoint]) -> None:
         kept = {self._folder(checkpoint).name for checkpoint in checkpoints}
-        for path in self._directory.iterdir():
-            if _NAME.fullmatch(path.name) and path.name not in kept:
+        for path in self._checkpoints():
+            if path.name not in kept and self._before.get(path.name) == path.stat().st_ino:
                 shutil.rmtree(path, ignore_errors=True)
 
     def remove_leftovers(self) -> Sequence[str]:
-        return folders.remove_leftovers(self._directory)
+        left = [name for name in self._leftovers if (self._directory / name).exists()]
+        for name in left:
+            shutil.rmtree(self._directory / name, ignore_errors=True)
+        return left
+
+    def _checkpoints(self) -> list[Path]:
+        return [path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)]
+
+    @contextlib.contextmanager
+    def _room_for(self, what: str) -> Generator[None]:
+        """Raises CheckpointStoreFullError where the disk has no room."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            if _number_of(error) not in _FULL:
+                raise
+            raise CheckpointStoreFullError(
+                f"{what}: {error}",
+                field="checkpoints",
+                limit="room on the disk",
+                value=str(self._directory),
+            ) from error
 
     def _folder(self, checkpoint: Checkpoint) -> Path:
         parent, _, name = checkpoint.path.rpartition("/")
@@ -96,17 +128,25 @@ class LocalCheckpoints:
             raise _corrupt(checkpoint, "path", limit, checkpoint.path)
         return self._directory / name
 
-    def _free_name(self, step: int) -> Path:
+    def _names(self, step: int) -> Iterator[Path]:
         """The step's name; numbered where a checkpoint outside the lineage still has it."""
-        name, number = f"step-{step:06d}", 0
-        target = self._directory / name
-        while target.exists():
-            number += 1
-            target = self._directory / f"{name}.{number}"
-        return target
+        name = f"step-{step:06d}"
+        yield self._directory / name
+        for number in itertools.count(1):
+            yield self._directory / f"{name}.{number}"
+
+
+def _number_of(error: Exception) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    found = _OS_ERROR.search(str(error))
+    return int(found[1]) if found else None
 
 
 def _manifest_of(folder: Path, step: int) -> bytes:
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
+    if pickled:
+        raise InvalidFieldError("checkpoint", limit="safetensors and JSON", value=pickled[0])
     files = {
         path.name: {"sha256": _sha256(path), "size": path.stat().st_size}
         for path in sorted(folder.iterdir())
@@ -126,6 +166,8 @@ def _files_in(checkpoint: Checkpoint, manifest: bytes) -> dict[str, dict[str, An
     for name in files:
         if not _FILE.fullmatch(name) or name == MANIFEST:
             raise _corrupt(checkpoint, f"{MANIFEST}.files", _FILE.pattern, repr(name[:80]))
+        if Path(name).suffix in _PICKLED:
+            raise _corrupt(checkpoint, f"{MANIFEST}.files", "safetensors and JSON", name)
     return files
 
 

@@ -1,6 +1,7 @@
 """Refit over gRPC."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import grpc.aio
 
@@ -17,7 +18,9 @@ TIMEOUT_S = 15.0
 SEND_TIMEOUT_S = 120.0
 """Of one try at sending, which waits for engines to verify."""
 AWAY_S = 60.0
-"""How long a peer may be away before a call fails."""
+"""How long a peer may be away before a call fails. One that has no room is waited for."""
+
+_call = partial(call, budget_s=AWAY_S, patient=True)
 
 
 class RefitClient:
@@ -28,7 +31,15 @@ class RefitClient:
         self._run_id = run_id
 
     async def open_version(
-        self, *, trainer_epoch: int, step: int, request_id: str, layout: Layout, trace_id: str
+        self,
+        *,
+        trainer_epoch: int,
+        step: int,
+        request_id: str,
+        layout: Layout,
+        trace_id: str,
+        alias_of: int,
+        weights_digest: str,
     ) -> OpenedVersion:
         request = pb.OpenVersionRequest(
             run_id=self._run_id,
@@ -37,9 +48,11 @@ class RefitClient:
             request_id=request_id,
             layout=layout_to_wire(layout),
             trace_id=trace_id,
+            alias_of=alias_of,
+            weights_digest=weights_digest,
         )
-        answer = await call(self._stub.OpenVersion, request, timeout_s=TIMEOUT_S, budget_s=AWAY_S)
-        return OpenedVersion(answer.version, arena_from_wire(answer.arena))
+        answer = await _call(self._stub.OpenVersion, request, timeout_s=TIMEOUT_S)
+        return OpenedVersion(answer.version, arena_from_wire(answer.arena), answer.aliased)
 
     async def send_version(
         self, *, trainer_epoch: int, version: int, digests: Mapping[str, int]
@@ -50,9 +63,7 @@ class RefitClient:
             version=version,
             digests=digests_to_wire(digests),
         )
-        answer = await call(
-            self._stub.SendVersion, request, timeout_s=SEND_TIMEOUT_S, budget_s=AWAY_S
-        )
+        answer = await _call(self._stub.SendVersion, request, timeout_s=SEND_TIMEOUT_S)
         return SentVersion(answer.members, answer.left_behind)
 
     async def await_demand(self, *, published_version: int, wait_s: float) -> bool:
@@ -62,5 +73,5 @@ class RefitClient:
             wait=wire.duration(wait_s),
         )
         timeout_s = TIMEOUT_S + wait_s
-        answer = await call(self._stub.AwaitDemand, request, timeout_s=timeout_s, budget_s=AWAY_S)
+        answer = await _call(self._stub.AwaitDemand, request, timeout_s=timeout_s)
         return bool(answer.wanted)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -31,6 +32,8 @@ TOKENIZER_FILES = (
 """Patterns of the files of a tokenizer in a Hugging Face folder."""
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
+_EXACT = ("torch.float32", "F32")
+"""What a checkpoint's tensors are, in the words of torch and of safetensors."""
 transformers_logging.disable_progress_bar()
 
 _TOLERANCE = 1e-4
@@ -42,6 +45,13 @@ class ParametersMismatchError(TreadleError):
 
     kind = Kind.INVALID
     reason = "PARAMETERS_MISMATCH"
+
+
+class TensorsCorruptError(TreadleError):
+    """A file is no safetensors file: its header is too long, or says what cannot be."""
+
+    kind = Kind.CORRUPT
+    reason = "TENSORS_CORRUPT"
 
 
 class SingleBackend:
@@ -105,6 +115,9 @@ class SingleBackend:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
+        self.discard_gradient()
+
+    def discard_gradient(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
     def parameters(self) -> Mapping[str, Tensor]:
@@ -124,9 +137,13 @@ class SingleBackend:
         cast("Any", safetensors).save_file(state, folder / OPTIMIZER_FILE)
 
     def restore_optimizer(self, folder: Path) -> None:
-        found: dict[str, Tensor] = cast("Any", safetensors).load_file(
-            folder / OPTIMIZER_FILE, device=str(self._device)
-        )
+        found = _load_tensors(folder / OPTIMIZER_FILE, self._device)
+        dtypes = {name: str(tensor.dtype) for name, tensor in found.items()}
+        for path in folder.glob("model*.safetensors"):
+            dtypes |= _dtypes_in(path)
+        rounded = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in _EXACT]
+        if rounded:
+            raise _mismatch(folder, {"not float32": rounded})
         expected: dict[str, tuple[int, ...]] = {}
         for name, parameter in self._parameters.items():
             shapes = (tuple(parameter.shape), tuple(parameter.shape), ())
@@ -177,27 +194,37 @@ class SingleBackend:
 def load_model(folder: Path) -> PreTrainedModel:
     """Loads a folder in float32, exactly: no tensor may be missing, left over or misshapen.
 
-    Safetensors only. Raises ParametersMismatchError listing the first ten that are wrong.
+    Safetensors only; a pickle is not looked at. Raises ParametersMismatchError listing the first
+    ten that are wrong, TensorsCorruptError, or InvalidFieldError where the folder is no policy.
     """
     if not (folder / "config.json").is_file():
         raise InvalidFieldError("model", limit="a folder with config.json", value=str(folder))
-    model, report = cast(
-        "tuple[PreTrainedModel, dict[str, Any]]",
-        AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation=packed_attention.NAME,
-            use_safetensors=True,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # reported below instead
-            output_loading_info=True,
-        ),
-    )
+    try:
+        model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", _from_pretrained(folder))
+    except SafetensorError as error:
+        raise _corrupt(folder / "model*.safetensors", error) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        limit = "a folder with config.json and model.safetensors"
+        raise InvalidFieldError("model", limit=limit, value=f"{folder}: {error}") from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
-    wrong = {kind: [str(name) for name in report[kind]] for kind in kinds if report[kind]}
+    wrong = {kind: sorted(map(str, report[kind])) for kind in kinds if report[kind]}
     if wrong:
         raise _mismatch(folder, wrong)
     return model
+
+
+def _from_pretrained(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation=packed_attention.NAME,
+        use_safetensors=True,
+        local_files_only=True,
+        ignore_mismatched_sizes=True,  # the caller reports them
+        output_loading_info=True,
+    )
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
@@ -227,6 +254,24 @@ def _decayed(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+
+
+def _load_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
+    try:
+        return cast("Any", safetensors).load_file(path, device=str(device))
+    except SafetensorError as error:
+        raise _corrupt(path, error) from error
+
+
+def _dtypes_in(path: Path) -> dict[str, str]:
+    with cast("Any", safe_open)(path, framework="pt") as file:
+        return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+
+
+def _corrupt(where: Path, error: SafetensorError) -> TensorsCorruptError:
+    return TensorsCorruptError(
+        f"{where}: {error}", field="tensors", limit="a safetensors file", value=str(error)
+    )
 
 
 def _mismatch(where: Path, wrong: Mapping[str, list[str]]) -> ParametersMismatchError:

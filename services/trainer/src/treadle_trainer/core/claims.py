@@ -1,7 +1,9 @@
 """What a claim holds, and whether it may be trained on."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import chain
 
 from treadle_core.episodes import NO_VERSION, Episode, Segment, Termination
@@ -58,18 +60,48 @@ class Claim:
         """All members in recorded order."""
         return tuple(chain.from_iterable(task.episodes for task in self.tasks))
 
+    @property
+    def members_digest(self) -> str:
+        """sha256 of the members' ids, attempts and payloads in order, 64 hex digits."""
+        lines = (f"{e.episode_id} {e.attempt} {e.payload.sha256}\n" for e in self.episodes)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+class FaultReason(StrEnum):
+    """Why an episode of a claim cannot be trained on."""
+
+    PAYLOAD_LOST = "payload_lost"
+    """Its bytes cannot be had, or are not what their sha256 says."""
+    QUARANTINED = "quarantined"
+    """Its bytes are there and unfit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with one episode of a claim."""
+
+    episode_id: str
+    attempt: int
+    reason: FaultReason
+    message: str
+    """For people."""
+
 
 def checked_episode(
-    claimed: ClaimedEpisode, segments: tuple[Segment, ...], *, vocab_size: int
+    claimed: ClaimedEpisode, segments: tuple[Segment, ...], *, vocab_size: int, max_tokens: int
 ) -> Episode:
     """The episode that a claim and its payload make together.
 
     Raises InvalidFieldError, its field led by the episode's id, where they contradict each other,
-    a token is not in the vocabulary, or a token's version is not one that the ledger vouched for.
+    a token is not in the vocabulary, a segment to be trained is longer than `max_tokens`, or a
+    token's version is not one that the ledger vouched for.
     """
     highest = max(int(segment.token_ids.max()) for segment in segments)
     if highest >= vocab_size:
         raise _invalid(claimed, "token_ids", f"< {vocab_size}", highest)
+    longest = max(segment.num_tokens if segment.num_trained else 0 for segment in segments)
+    if longest > max_tokens:
+        raise _invalid(claimed, "tokens", f"<= {max_tokens} in a segment", longest)
     num_tokens = sum(segment.num_tokens for segment in segments)
     if num_tokens != claimed.num_tokens:
         raise _invalid(claimed, "num_tokens", claimed.num_tokens, num_tokens)

@@ -63,7 +63,7 @@ def train_step(
     Where no token enters the loss nothing is updated.
 
     Raises:
-        NonFiniteStepError: before any parameter was changed.
+        NonFiniteStepError: before any parameter was changed; the gradient is forgotten.
         InvalidFieldError: a segment cannot be trained.
     """
     weighed = [weigh(group, advantage) for group in groups]
@@ -75,6 +75,24 @@ def train_step(
         learning_rate=learning_rate,
     )
     return replace(result, num_silent=sum(not examples for examples in weighed))
+
+
+def is_finite(
+    backend: Backend,
+    groups: Sequence[Group],
+    *,
+    advantage: Advantage,
+    loss: Loss,
+    settings: StepSettings,
+) -> bool:
+    """Whether loss and gradient of these groups alone are numbers. Changes no parameter."""
+    examples = [example for group in groups for example in weigh(group, advantage)]
+    try:
+        _gather(backend, examples, loss=loss, settings=settings)
+    except NonFiniteStepError:
+        return False
+    backend.discard_gradient()
+    return True
 
 
 def weigh(group: Group, advantage: Advantage) -> list[Example]:
@@ -108,6 +126,16 @@ def update(
     The denominator is counted before the first forward pass, so that the gradient does not depend
     on how the examples fall into micro-batches.
     """
+    result = _gather(backend, examples, loss=loss, settings=settings)
+    if result.num_trained:
+        backend.update(learning_rate)
+    return result
+
+
+def _gather(
+    backend: Backend, examples: Sequence[Example], *, loss: Loss, settings: StepSettings
+) -> StepResult:
+    """Gathers and clips the gradient of the examples' loss; raises NonFiniteStepError."""
     num_tokens = sum(example.num_trained for example in examples)
     if not num_tokens:
         return StepResult()
@@ -122,10 +150,10 @@ def update(
     grad_norm = backend.clip_gradient(settings.max_grad_norm)
     for name, value in (("loss", float(total)), ("grad_norm", grad_norm)):
         if not math.isfinite(value):
+            backend.discard_gradient()
             raise NonFiniteStepError(
                 f"{name} is {value}", field=name, limit="a finite number", value=value
             )
-    backend.update(learning_rate)
     return StepResult(
         loss=float(total),
         grad_norm=grad_norm,
