@@ -4,12 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.experience.v1 import experience_service_pb2 as pb
+from treadle.refit.v1 import refit_service_pb2 as refit_pb
 from treadle_core.episodes import Segment
 from treadle_core.errors import InvalidFieldError, Kind, TreadleError
 from treadle_rollout import wire
 from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.core.results import Verdict, verdict, versions_of
-from treadle_rollout.ports import Attempt
+from treadle_rollout.ports import Alias, Attempt, Install
 from treadle_runtime.errors import RemoteError
 
 
@@ -105,3 +106,12 @@ def test_a_ticket_that_cannot_be_run_is_refused_by_the_name_of_its_field(
     with pytest.raises(InvalidFieldError) as refused:
         wire.ticket_from_wire(pb.Ticket(**(good | {field: value})))
     assert refused.value.field == f"ticket.{field}"
+
+
+def test_orders_come_from_the_wire_as_they_were_given() -> None:
+    trace = "ab" * 16
+    given = refit_pb.AliasOrder(version=3, base=2, trace_id=trace)
+    assert wire.order_from_wire(refit_pb.AttendResponse(alias=given)) == Alias(3, 2, trace)
+    installed = refit_pb.InstallOrder(version=3, trace_id=trace)
+    assert wire.order_from_wire(refit_pb.AttendResponse(install=installed)) == Install(3, trace)
+    assert wire.order_from_wire(refit_pb.AttendResponse()) is None

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from treadle_rollout import fleet as fleet_module
 from treadle_rollout.adapters.memory_refit import MemoryRefit
 from treadle_rollout.adapters.scripted import ScriptedEngine
 from treadle_rollout.fleet import Fleet
-from treadle_rollout.ports import Discard, Install, Membership, Order
+from treadle_rollout.ports import Alias, Discard, Install, Membership, Order
 from treadle_runtime.errors import PEER_AWAY, RemoteError
 from treadle_weights.layouts import Layout, whole
 from treadle_weights.plan import plan
@@ -32,6 +32,7 @@ class Member:
     leaving: asyncio.Event
     done: asyncio.Event
     task: "asyncio.Task[None]"
+    rows: list[dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +46,21 @@ def transport(tmp_path: Path) -> SharedMemory:
     return SharedMemory(tmp_path)
 
 
+class Rows(list[dict[str, Any]]):
+    """Tracker that keeps its rows."""
+
+    def log(self, name: str, values: Mapping[str, float | int | str]) -> None:
+        self.append({"name": name, **values})
+
+
 @pytest.fixture
 async def member(transport: SharedMemory) -> AsyncGenerator[Member]:
     engine, refit = ScriptedEngine(vocabulary=4), MemoryRefit()
     leaving, done = asyncio.Event(), asyncio.Event()
-    fleet = Fleet(engine, refit, transport.receiver(), leaving=leaving, done=done)
+    rows = Rows()
+    fleet = Fleet(engine, refit, transport.receiver(), leaving=leaving, done=done, tracker=rows)
     task = asyncio.create_task(fleet.run())
-    yield Member(engine, refit, leaving, done, task)
+    yield Member(engine, refit, leaving, done, task, rows)
     done.set()
     await asyncio.wait({task}, timeout=5)
     task.cancel()
@@ -122,6 +131,25 @@ async def test_an_install_of_what_is_not_verified_changes_nothing(
     assert member.engine.served_version == 0
     await told(member, Discard(1), verified=0)
     assert not member.task.done()
+
+
+async def test_an_alias_is_served_without_bytes_by_who_serves_its_base(
+    member: Member, order: Callable[..., LoadOrder]
+) -> None:
+    await told(member, order(1), verified=1)
+    await told(member, Install(1, ""), serving=1, verified=0)
+    await told(member, Alias(3, 2, ""), serving=1)
+    assert member.engine.served_version == 1
+
+    await told(member, Alias(3, 1, "0" * 31 + "1"), serving=3, verified=0)
+
+    assert member.engine.served_version == 3
+    assert [(row["version"], row["bytes"], row["aliased"]) for row in member.rows] == [
+        (1, 64, 0),
+        (3, 0, 1),
+    ]
+    assert all(row["install_s"] >= 0 for row in member.rows)
+    await told(member, order(4), verified=4)
 
 
 async def test_a_draining_engine_says_so_at_once_and_says_good_bye(member: Member) -> None:

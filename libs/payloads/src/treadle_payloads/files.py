@@ -11,6 +11,7 @@ from treadle_core.errors import PayloadMissingError
 from treadle_payloads.store import PayloadReference, PayloadStoreFullError, checked_sha256
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_RETRY_S = 1.0
 _ABANDONED_AFTER_S = 3600.0
 """No writer takes this long, so an unfinished file of this age has lost its writer."""
 
@@ -53,6 +54,7 @@ class FileStore:
                 field="payload",
                 limit=error.strerror,
                 value=len(data),
+                retry_after_s=_FULL_RETRY_S,
             ) from error
         return reference
 

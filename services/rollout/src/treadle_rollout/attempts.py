@@ -33,6 +33,7 @@ from treadle_rollout.ports import (
     Job,
 )
 from treadle_runtime import telemetry
+from treadle_runtime.failpoints import failpoint
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class AttemptRunner:
     async def _play(self, ticket: Ticket) -> tuple[tuple[Segment, ...], Outcome]:
         """Raises EpisodeError or AgentsLostError."""
         session = f"{ticket.episode_id}-{ticket.attempt}"
-        generate = partial(self._generate, session)
+        generate = partial(self._generate, ticket.episode_id, session)
         recorder = Recorder(generate, ticket.sampling, self.engine.max_context)
         job = Job(
             task=ticket.spec,
@@ -129,10 +130,11 @@ class AttemptRunner:
         return Outcome(reward, Termination.FAILED, {}, ())
 
     async def _generate(
-        self, session: str, prompt: NDArray[np.int32], sampling: Sampling
+        self, episode: str, session: str, prompt: NDArray[np.int32], sampling: Sampling
     ) -> Generated:
+        request = GenerationRequest(session, prompt, sampling, episode)
         with self.tracer.start_as_current_span("turn") as span:
-            made = await self.engine.generate(GenerationRequest(session, prompt, sampling))
+            made = await self.engine.generate(request)
             span.set_attribute("treadle.version", int(made.policy_version.max(initial=0)))
         self.on_tokens(made.token_ids.size)
         return Generated(
@@ -156,9 +158,12 @@ class AttemptRunner:
         )
 
         async def complete() -> None:
+            failpoint("rollout.complete.before_payload")
             if result.payload.inline is None:
                 await asyncio.to_thread(self.payloads.put, data)
+            failpoint("rollout.complete.before_report")
             await self.experience.complete(attempt, result)
+            failpoint("rollout.complete.after_report")
 
         refused = await self._deliver(complete)
         if refused is None:
@@ -189,6 +194,10 @@ class AttemptRunner:
                 decided = verdict(error)
                 if decided is Verdict.END:
                     raise
+                if error.kind is Kind.EXHAUSTED:  # a full disk is waited for, however long
+                    if delay_s == _FIRST_DELAY_S:
+                        log.warning("a report waits for room: %s: %s", error.reason, error.message)
+                    give_up = loop.time() + self.settings.delivery_s
                 if decided is not Verdict.RETRY or loop.time() + delay_s > give_up:
                     log.warning("a report was not taken: %s: %s", error.reason, error.message)
                     return error

@@ -32,5 +32,6 @@ class RolloutConfig(ServiceConfig):
     """Turns after which an episode is truncated."""
     failure_reward: float | None = Field(default=None, ge=-MAX_REWARD, le=MAX_REWARD)
     """Reward of an episode that the policy failed; none: a failed attempt, which is retried."""
-    grace_s: float = Field(default=20.0, ge=0)
-    """Seconds that running episodes get when the replica drains; then they are handed back."""
+    grace_s: float = Field(default=20.0, ge=0, le=25)
+    """Seconds that running episodes get when the replica drains; then they are handed back. Less
+    than the 35 s after which `treadle train` kills a service, with 10 s to spare."""

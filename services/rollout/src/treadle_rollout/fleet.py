@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from treadle_core.errors import Kind, TreadleError
-from treadle_rollout.ports import Discard, Engine, Install, Membership, Order, Refit
+from treadle_rollout.ports import Alias, Discard, Engine, Install, Membership, Order, Refit
 from treadle_runtime import telemetry
+from treadle_runtime.failpoints import failpoint
+from treadle_runtime.tracker import Tracker
 from treadle_weights.transport import LoadOrder, WeightReceiver
 
 log = logging.getLogger(__name__)
@@ -39,13 +41,19 @@ class Fleet:
         *,
         leaving: asyncio.Event,
         done: asyncio.Event,
+        tracker: Tracker | None = None,
     ) -> None:
-        """`leaving` makes the engine drain; `done` ends its membership."""
+        """`leaving` makes the engine drain; `done` ends its membership.
+
+        The tracker gets a row for each version that is served (docs/metrics.md).
+        """
         self._engine = engine
         self._refit = refit
         self._receiver = receiver
         self._leaving = leaving
         self._done = done
+        self._tracker = tracker
+        self._load_s = 0.0
         self._member = Membership(serving=engine.served_version)
         self._refusal = ""
 
@@ -67,6 +75,8 @@ class Fleet:
                     await self._load(order)
                 case Install() if order.version == self._member.verified:
                     await self._install(order)
+                case Alias() if order.base == self._member.serving:
+                    await self._alias(order)
                 case Discard() if order.version == self._member.verified:
                     self._member = replace(self._member, verified=0)
                 case None:
@@ -99,6 +109,8 @@ class Fleet:
         if order.version == self._member.failed:
             await self._unless_done(asyncio.sleep(_AWAY_S))
         self._member = replace(self._member, verified=0)
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
         loading = asyncio.create_task(
             asyncio.to_thread(
                 self._receiver.receive, order, self._engine.layout, self._engine.arrival
@@ -114,19 +126,47 @@ class Fleet:
                 self._member, failed=order.version, failure=f"{error.reason}: {error.message}"
             )
         else:
+            failpoint("rollout.load.after_verify")
+            self._load_s = clock() - began_at
             self._member = replace(self._member, verified=order.version, failed=0, failure="")
 
     async def _install(self, order: Install) -> None:
+        failpoint("rollout.install.before_swap")
+        install_s = await self._in_trace("install", order, self._engine.install(order.version))
+        failpoint("rollout.install.after_swap")
+        self._member = replace(self._member, serving=order.version, verified=0)
+        log.info("serving version %d", order.version)
+        self._row(order, install_s, load_s=self._load_s, size=self._engine.arrival.size)
+
+    async def _alias(self, order: Alias) -> None:
+        alias_s = await self._in_trace("alias", order, self._engine.alias(order.version))
+        self._member = replace(self._member, serving=order.version)
+        log.info("serving version %d, an alias of %d", order.version, order.base)
+        self._row(order, alias_s, load_s=0.0, size=0)
+
+    @staticmethod
+    async def _in_trace(
+        name: str, order: Install | Alias, work: Coroutine[Any, Any, None]
+    ) -> float:
+        """Does the work as a part of the step's trace; returns the seconds that it took."""
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
         came_from = f"00-{order.trace_id}-{order.trace_id[:16]}-01" if order.trace_id else ""
         with telemetry.tracer().start_as_current_span(
-            "install",
+            name,
             context=telemetry.parent(came_from),
             attributes={"treadle.version": order.version},
         ):
             async with asyncio.timeout(INSTALL_S):
-                await self._engine.install(order.version)
-        self._member = replace(self._member, serving=order.version, verified=0)
-        log.info("serving version %d", order.version)
+                await work
+        return clock() - began_at
+
+    def _row(self, order: Install | Alias, install_s: float, *, load_s: float, size: int) -> None:
+        if self._tracker is None:
+            return
+        row = {"version": order.version, "bytes": size, "aliased": int(isinstance(order, Alias))}
+        seconds = {"load_s": round(load_s, 6), "install_s": round(install_s, 6)}
+        self._tracker.log("version", row | seconds)
 
     async def _unless_done(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Waits for `work`, or for the end or the draining of this replica if that is sooner."""

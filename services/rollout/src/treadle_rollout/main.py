@@ -80,10 +80,10 @@ async def _serve(
 ) -> None:
     state = ReplicaState(cfg.slots, started_at=time.monotonic())
     leaving, done = asyncio.Event(), asyncio.Event()
-    transport: WeightTransport = plugins.build("treadle.weight_transports", cfg.transport)
     replica = _replica(cfg, engine, pool, experience, state)
-    fleet = Fleet(engine, refit, transport.receiver(), leaving=leaving, done=done)
     tracker = JsonlTracker(cfg.run.dir / "metrics" / "rollout.jsonl")
+    receiver = _transport(cfg).receiver()
+    fleet = Fleet(engine, refit, receiver, leaving=leaving, done=done, tracker=tracker)
 
     async def work() -> None:
         async with asyncio.TaskGroup() as group:
@@ -110,6 +110,10 @@ async def _serve(
             grace_s=cfg.grace_s + 10.0,
         )
     )
+
+
+def _transport(cfg: RolloutConfig) -> WeightTransport:
+    return plugins.build("treadle.weight_transports", cfg.transport, run_dir=cfg.run.dir)
 
 
 def _replica(
@@ -142,7 +146,7 @@ def _replica(
 
 def _row(state: ReplicaState, engine: Engine, pool: WorkerPool) -> dict[str, float]:
     row = state.row(engine.served_version, time.monotonic())
-    return row | {"worker_restarts": pool.restarts}
+    return row | {"worker_restarts": pool.restarts, "non_finite": engine.non_finite}
 
 
 async def _report(tracker: Tracker, row: Callable[[], dict[str, float]]) -> None:

@@ -37,6 +37,8 @@ class GenerationRequest:
     token_ids: NDArray[np.int32]
     """The whole prompt, [P], P >= 1."""
     sampling: Sampling
+    episode: str = ""
+    """The episode that the session is an attempt at; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +62,11 @@ class Engine(Protocol):
     @property
     def served_version(self) -> int:
         """Version installed now; 0 before the first install, and then nothing is generated."""
+        ...
+
+    @property
+    def non_finite(self) -> int:
+        """Calls that failed because a token had no finite log-probability, since the start."""
         ...
 
     @property
@@ -99,6 +106,14 @@ class Engine(Protocol):
         """Makes the bytes in `arrival` the served version, wholly, between two tokens.
 
         Requests in flight go on under the new version; each token states its own.
+        """
+        ...
+
+    async def alias(self, version: int) -> None:
+        """Serves on under another number: the weights of `version` are those served, bit for bit.
+
+        What is cached and what lies in `arrival` stay as they are; tokens state the new version
+        from the next one on. Raises InvalidFieldError where nothing is served, or a newer version.
         """
         ...
 
@@ -215,7 +230,18 @@ class Discard:
     version: int
 
 
-Order = LoadOrder | Install | Discard
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Order to serve the same weights under another number."""
+
+    version: int
+    base: int
+    """Version that the engine serves."""
+    trace_id: str
+    """Trace of the step that the version came from; may be empty."""
+
+
+Order = LoadOrder | Install | Discard | Alias
 
 
 @dataclass(frozen=True, slots=True)

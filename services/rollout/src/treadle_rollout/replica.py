@@ -12,6 +12,7 @@ from treadle_rollout.attempts import AttemptRunner
 from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.core.results import Verdict, verdict
 from treadle_rollout.ports import Agents, Attempt, Engine, Experience, Lease
+from treadle_runtime.failpoints import failpoint
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Replica:
                 continue
             if lease.complete:
                 return
+            failpoint("rollout.lease.after_tickets")
             self._lease_s = lease.lease_s
             if self._state.draining:
                 await self._hand_back([Attempt(t.episode_id, t.attempt) for t in lease.tickets])

@@ -16,6 +16,7 @@ from treadle_core.ids import checked_id
 from treadle_core.tickets import Json, Sampling, Ticket
 from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.ports import (
+    Alias,
     Attempt,
     Discard,
     Failure,
@@ -146,6 +147,8 @@ def order_from_wire(message: refit_pb.AttendResponse) -> Order | None:
             return Install(message.install.version, message.install.trace_id)
         case "discard":
             return Discard(message.discard.version)
+        case "alias":
+            return Alias(message.alias.version, message.alias.base, message.alias.trace_id)
         case _:
             return None
 

@@ -1,6 +1,7 @@
 """Keeps what agents print, in a file of bounded size, as fast as a bounded rate."""
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ RATE = 1024 * 1024
 """Bytes a second that are read of a flood; whoever prints more waits, and so reaches its deadline.
 """
 _CHUNK = 64 * 1024
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class CappedLog:
@@ -40,13 +42,16 @@ class CappedLog:
         file = self._path.open("ab", buffering=0)
         try:
             while chunk := await reader.read(_CHUNK):
-                file.write(chunk)
+                try:
+                    file.write(chunk)
+                except OSError as error:  # agents go on; what they print on a full disk is lost
+                    if error.errno not in _FULL:
+                        raise
                 if file.tell() > FILE_LIMIT:
                     file.close()
                     self._path.replace(self._path.with_name(f"{self._path.name}.1"))
                     file = self._path.open("ab", buffering=0)
-                if len(chunk) == _CHUNK:
-                    await asyncio.sleep(_CHUNK / RATE)
+                await asyncio.sleep(len(chunk) / RATE)
         finally:
             file.close()
             self._pipe.close()

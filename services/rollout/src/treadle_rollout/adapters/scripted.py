@@ -1,6 +1,6 @@
 """Engine `scripted`: a policy that is a table, and a script that may put words into its mouth.
 
-No model and no torch: it starts at once and samples the same for the same session, which is what
+No model and no torch: it starts at once and samples the same for the same episode, which is what
 trying agents, and testing all around an engine, needs. It keeps every promise of the port.
 
 Shapes: V = vocabulary, N = sampled tokens.
@@ -19,6 +19,7 @@ from treadle_core.errors import InvalidFieldError
 from treadle_rollout.core.errors import (
     ContextOverflowError,
     EngineClosedError,
+    EngineFaultError,
     NonFiniteLogprobError,
 )
 from treadle_rollout.ports import FinishReason, Generation, GenerationRequest
@@ -33,7 +34,8 @@ class ScriptedEngine:
     """Engine plugin `scripted`. Its fields are its configuration.
 
     The weights are one float32 [V, V]: the logits of a token by the token before it. Chance is a
-    function of the seed, the session and the place in it.
+    function of the seed, the episode (or the session, where there is none) and the place in it, so
+    that every attempt at an episode says the same under the same weights.
     """
 
     model: Path | str = ""
@@ -47,8 +49,19 @@ class ScriptedEngine:
     """Tokens that end a turn."""
     token_s: float = 0.0
     """Seconds that a token takes."""
+    weightless: bool = False
+    """Takes no weights, whatever is published: every token is as likely as any other."""
     script: Script | None = None
     """Takes the place of chance."""
+    delay_s: float = 0.0
+    """Fault on demand: seconds before the first token of every call."""
+    fail_every: int = 0
+    """Fault on demand: every so many calls one fails with ENGINE_FAULT; 0 for none."""
+    non_finite_at: int = 0
+    """Fault on demand: the call, from 1, whose first token gets no log-probability; 0 for none."""
+    hang_at: int = 0
+    """Fault on demand: the call, from 1, that ends only when it is cancelled; 0 for none."""
+    non_finite: int = field(default=0, init=False)
     layout: Layout = field(init=False)
     arrival: NDArray[np.uint8] = field(init=False)
     served_version: int = field(default=0, init=False)
@@ -59,12 +72,13 @@ class ScriptedEngine:
         default_factory=set["asyncio.Task[object]"], init=False
     )
     _closed: bool = field(default=False, init=False)
+    _num_calls: int = field(default=0, init=False)
     _sessions: set[str] = field(default_factory=set[str], init=False)
 
     def __post_init__(self) -> None:
         """Zero weights until the first install: every token is as likely as any other."""
         shape = (self.vocabulary, self.vocabulary)
-        self.layout = whole({"bigrams": ("float32", shape)})
+        self.layout = whole({} if self.weightless else {"bigrams": ("float32", shape)})
         self.arrival = np.zeros(self.layout.size(), np.uint8)
         self._table = np.zeros(shape, np.float32)
         self._places = asyncio.Semaphore(self.slots)
@@ -86,7 +100,11 @@ class ScriptedEngine:
         assert task is not None  # noqa: S101, a coroutine runs in one
         self._calls.add(task)
         try:
+            await self._fault(request)
             return await self._generate(request)
+        except NonFiniteLogprobError:
+            self.non_finite += 1
+            raise
         except asyncio.CancelledError:
             if not self._closed or task.uncancel():
                 raise
@@ -104,14 +122,39 @@ class ScriptedEngine:
             limit = f">= {self.served_version}"
             raise InvalidFieldError("version", limit=limit, value=version)
         if version > self.served_version:
-            self._table = self.arrival.view(np.float32).reshape(self._table.shape).copy()
+            if not self.weightless:
+                self._table = self.arrival.view(np.float32).reshape(self._table.shape).copy()
             self.served_version = version
             self._serving.set()
+
+    async def alias(self, version: int) -> None:
+        if self._closed:
+            raise EngineClosedError
+        served = self.served_version
+        if not 0 < served <= version:
+            raise InvalidFieldError("version", limit=f">= {served} > 0", value=version)
+        self.served_version = version
 
     async def close(self) -> None:
         self._closed = True
         for task in self._calls:
             task.cancel()
+
+    async def _fault(self, request: GenerationRequest) -> None:
+        """What was demanded of this call, counted in the order in which calls come."""
+        self._num_calls += 1
+        call = self._num_calls
+        if call == self.hang_at:
+            await asyncio.Event().wait()
+        if self.fail_every and call % self.fail_every == 0:
+            raise EngineFaultError(call)
+        if call == self.non_finite_at:
+            size = request.token_ids.size
+            raise NonFiniteLogprobError(
+                version=self.served_version, position=size, value=float("nan")
+            )
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         size = min(request.sampling.max_tokens, self.max_context - request.token_ids.size)
@@ -153,7 +196,7 @@ class ScriptedEngine:
         elif temperature == 0:
             token = int(logprobs.argmax())
         else:
-            key = f"{self.seed}/{request.session}/{place}".encode()
+            key = f"{self.seed}/{request.episode or request.session}/{place}".encode()
             chance = int.from_bytes(hashlib.sha256(key).digest()[:6], "big") / 2**48
             below = int((np.exp(logprobs).cumsum() <= chance).sum())
             token = min(below, self.vocabulary - 1)

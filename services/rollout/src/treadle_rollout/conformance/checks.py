@@ -10,9 +10,11 @@ from treadle_rollout.conformance.subject import (
     TOLERANCE,
     Check,
     Ids,
+    NotApplicableError,
     Subject,
     check_turn,
     install,
+    of_a_model,
     prompt,
     raises,
     request,
@@ -41,6 +43,7 @@ async def serves_nothing_before_the_first_install(subject: Subject) -> None:
         await engine.close()
 
 
+@of_a_model
 async def logprobs_are_those_of_a_fresh_forward(subject: Subject) -> None:
     """At every temperature, over sessions of many turns that join and leave."""
     async with serving(subject, slots=4, max_context=64) as engine:
@@ -109,6 +112,7 @@ async def every_token_states_the_version_that_sampled_it(subject: Subject) -> No
     require(spans > 0, "weights were swapped while calls were in flight")
 
 
+@of_a_model
 async def a_swap_leaves_nothing_of_the_old_weights(subject: Subject) -> None:
     """A ids cached before a swap gives what a cold engine at the new weights gives."""
     ids = prompt(subject, 9)
@@ -134,6 +138,52 @@ async def the_arrival_buffer_may_change_after_an_install(subject: Subject) -> No
         check_turn(subject, ids, await engine.generate(request("b", ids, 8)), 1.0)
 
 
+async def an_alias_changes_the_number_and_nothing_else(subject: Subject) -> None:
+    """Calls go on over 10 aliases, whatever lies in `arrival`; tokens state the new number."""
+    async with serving(subject, slots=4, max_context=64) as engine:
+        engine.arrival[:] = 0xFF
+        done = asyncio.Event()
+
+        async def work(name: str, seed: int) -> list[tuple[Ids, Generation]]:
+            turns: list[tuple[Ids, Generation]] = []
+            while not done.is_set():
+                ids = prompt(subject, 4, seed=seed + len(turns))
+                turns.append((ids, await engine.generate(request(name, ids, 50))))
+            return turns
+
+        workers = [asyncio.create_task(work(f"s{i}", 100 * i)) for i in range(3)]
+        for version in range(2, 12):
+            await engine.generate(request("beat", prompt(subject, 3), max_tokens=2))
+            await engine.alias(version)
+            require(engine.served_version == version, "an alias is the served version")
+        done.set()
+        turns = [turn for worker in workers for turn in await worker]
+        await raises(InvalidFieldError, engine.alias(10))
+        await install(engine, subject, 12)
+        ids = prompt(subject, 5)
+        check_turn(subject, ids, await engine.generate(request("a", ids, 8)), 1.0)
+    require(
+        any(np.unique(turn.policy_version).size > 1 for _, turn in turns),
+        "the number changed while calls were in flight",
+    )
+    for ids, turn in turns:
+        require(bool(np.all(np.diff(turn.policy_version) >= 0)), "versions rise in a turn")
+        require(np.array_equal(turn.policy_version, turn.context_version), "keys have one version")
+        whole = np.concatenate([ids, turn.token_ids])
+        fresh = subject.logprobs(1, whole, 1.0)[ids.size - 1 :]
+        require(bool(np.abs(fresh - turn.logprobs).max() <= TOLERANCE), "the weights stayed")
+
+
+async def what_serves_nothing_has_no_alias(subject: Subject) -> None:
+    """An alias needs weights that are served."""
+    engine = subject.engine(slots=1, max_context=32)
+    try:
+        await raises(InvalidFieldError, engine.alias(1))
+        require(engine.served_version == 0, "a refused alias changes nothing")
+    finally:
+        await engine.close()
+
+
 async def versions_never_go_back(subject: Subject) -> None:
     """An older version than the served one is refused, and the served one stays."""
     async with serving(subject, slots=1, max_context=32, version=5) as engine:
@@ -141,6 +191,7 @@ async def versions_never_go_back(subject: Subject) -> None:
         require(engine.served_version == 5, "a refused install changes nothing")
 
 
+@of_a_model
 async def sessions_never_mix(subject: Subject) -> None:
     """Equal beginnings, edited histories and reclaimed slots: every turn is its own."""
     async with serving(subject, slots=2, max_context=64) as engine:
@@ -248,21 +299,22 @@ async def requests_outside_their_limits_are_refused(subject: Subject) -> None:
 
 
 async def a_logprob_that_is_not_finite_fails_its_call_alone(subject: Subject) -> None:
-    """The others go on, and the slot is as good as new."""
+    """It is counted, the others go on, and the slot is as good as new."""
     poisoned = subject.poisoned()
     if poisoned is None:
-        return
+        raise NotApplicableError("one token cannot be poisoned alone")
     weights, token = poisoned
     async with serving(subject, slots=2, max_context=32) as engine:
         engine.arrival[:] = weights
         await engine.install(2)
         good = np.where((ids := prompt(subject, 6)) == token, (token + 1) % 8, ids).astype(np.int32)
         bad = np.append(good, np.int32(token))
-        for name in ("a", "b"):
+        for lost_calls, name in enumerate(("a", "b"), 1):
             calls = (request(name, bad, 4), request("c", good, 4, temperature=0.0))
             lost, kept = await asyncio.gather(*map(engine.generate, calls), return_exceptions=True)
             require(isinstance(lost, NonFiniteLogprobError), f"the poisoned call fails: {lost}")
             require(isinstance(kept, Generation), f"the other call does not: {kept}")
+            require(engine.non_finite == lost_calls, "calls that fail so are counted")
             again = await engine.generate(request(name, good, 4, temperature=0.0))
             same = isinstance(kept, Generation) and np.allclose(
                 again.logprobs, kept.logprobs, atol=TOLERANCE, equal_nan=False
@@ -298,6 +350,7 @@ async def close_fails_what_is_open(subject: Subject) -> None:
             await raises(EngineClosedError, call)
         await raises(EngineClosedError, engine.generate(long))
         await raises(EngineClosedError, engine.install(2))
+        await raises(EngineClosedError, engine.alias(2))
         engine.release("a")
 
 
@@ -308,6 +361,8 @@ CHECKS: tuple[Check, ...] = (
     every_token_states_the_version_that_sampled_it,
     a_swap_leaves_nothing_of_the_old_weights,
     the_arrival_buffer_may_change_after_an_install,
+    an_alias_changes_the_number_and_nothing_else,
+    what_serves_nothing_has_no_alias,
     versions_never_go_back,
     sessions_never_mix,
     overlapping_calls_of_a_session_are_each_their_own,

@@ -1,7 +1,8 @@
 """What an engine's author provides, and what all checks share."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import functools
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -24,8 +25,17 @@ class ConformanceError(AssertionError):
     """An engine broke a promise of the port."""
 
 
+class NotApplicableError(Exception):
+    """The check says nothing about this subject; why."""
+
+
 class Subject(Protocol):
     """An engine to check, and an independent account of what its policy computes."""
+
+    @property
+    def has_model(self) -> bool:
+        """Its policy is a model that attends to cached keys."""
+        ...
 
     @property
     def vocabulary(self) -> int:
@@ -51,13 +61,31 @@ class Subject(Protocol):
         ...
 
 
-Check: TypeAlias = Callable[[Subject], Awaitable[None]]
+class Check(Protocol):
+    """One promise; its name says which."""
+
+    __name__: str
+
+    def __call__(self, subject: Subject) -> Awaitable[None]: ...
+
 
 E = TypeVar("E", bound=BaseException)
 
 
+def of_a_model(check: Check) -> Check:
+    """Marks a check of forwards and cached keys: not applicable where there are none."""
+
+    @functools.wraps(check)
+    async def checked(subject: Subject) -> None:
+        if not subject.has_model:
+            raise NotApplicableError("needs a model: it checks a forward or cached keys")
+        await check(subject)
+
+    return checked
+
+
 async def run(check: Check, subject: Subject) -> None:
-    """Runs one check with its deadline."""
+    """Runs one check with its deadline. Raises NotApplicableError, or whatever is broken."""
     async with asyncio.timeout(DEADLINE_S):
         await check(subject)
 

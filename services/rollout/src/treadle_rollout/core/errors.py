@@ -33,6 +33,16 @@ class NonFiniteLogprobError(TreadleError):
         )
 
 
+class EngineFaultError(TreadleError):
+    """The engine lost one call and is as good as before."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "ENGINE_FAULT"
+
+    def __init__(self, call: int) -> None:
+        super().__init__(f"call {call} was to fail", field="call", value=call)
+
+
 class EngineClosedError(TreadleError):
     """The engine was closed before the call was done."""
 

@@ -93,6 +93,10 @@ class Decoder:
         self._slots.cached[:] = 0
         self.version = version
 
+    def alias(self, version: int) -> None:
+        """Serves the same weights under another number; keys of these weights stay."""
+        self.version = version
+
     def step(self) -> list[tuple[int, Generation | TreadleError]]:
         """One forward. Returns the calls that ended in it."""
         self._seat_waiting()

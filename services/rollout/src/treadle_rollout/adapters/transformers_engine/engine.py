@@ -68,6 +68,7 @@ class _Release:
 class _Install:
     version: int
     future: "asyncio.Future[None]"
+    aliased: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,11 @@ class TransformersEngine:
         return self._max_context
 
     @property
+    def non_finite(self) -> int:
+        """Calls that failed because a token had no finite log-probability."""
+        return self._decoder.counts.non_finite
+
+    @property
     def stop_token_ids(self) -> frozenset[int]:
         """Tokens that end a turn."""
         return self._stops
@@ -214,19 +220,34 @@ class TransformersEngine:
         """
         if version < max(self.served_version, 1):
             raise InvalidFieldError("version", limit=f">= {self.served_version}", value=version)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._send(_Install(version, future))
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+        await self._swap(version, aliased=False)
+
+    async def alias(self, version: int) -> None:
+        """Serves on under another number: the weights of `version` are those served, bit for bit.
+
+        Raises:
+            InvalidFieldError: nothing is served, or a newer version.
+            EngineClosedError, EngineBrokenError: as `generate`.
+        """
+        served = self.served_version
+        if not 0 < served <= version:
+            raise InvalidFieldError("version", limit=f">= {served} > 0", value=version)
+        await self._swap(version, aliased=True)
 
     async def close(self) -> None:
         """Fails what runs with EngineClosedError and ends the thread; may be called again."""
         with contextlib.suppress(EngineClosedError, EngineBrokenError):
             self._send(_Close())
         await asyncio.to_thread(self._thread.join)
+
+    async def _swap(self, version: int, *, aliased: bool) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._send(_Install(version, future, aliased))
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
 
     def _check(self, request: GenerationRequest) -> None:
         ids, sampling = request.token_ids, request.sampling
@@ -276,18 +297,19 @@ class TransformersEngine:
                     self._futures.pop(call, None)
                 case _Release(session):
                     self._decoder.release(session)
-                case _Install(version, future):
-                    self._install(version, future)
+                case _Install() as order:
+                    self._install(order)
                 case _Close():
                     return False
         return True
 
-    def _install(self, version: int, future: "asyncio.Future[None]") -> None:
-        self._installing = future
-        if version > self._decoder.version:
-            self._decoder.install(version)
+    def _install(self, order: _Install) -> None:
+        self._installing = order.future
+        if order.version > self._decoder.version:
+            change = self._decoder.alias if order.aliased else self._decoder.install
+            change(order.version)
         self._installing = None
-        self._answer([(future, None)])
+        self._answer([(order.future, None)])
 
     def _end(self, error: Callable[[], TreadleError]) -> None:
         """Refuses further orders and fails all that are open."""
@@ -299,7 +321,7 @@ class TransformersEngine:
             answers.append((self._installing, error()))
         while not self._orders.empty():
             match self._orders.get():
-                case _Submit(_, _, future) | _Install(_, future):
+                case _Submit(_, _, future) | _Install(_, future, _):
                     answers.append((future, error()))
                 case _:
                     pass

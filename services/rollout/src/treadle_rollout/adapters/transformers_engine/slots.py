@@ -95,7 +95,7 @@ class Slots:
             token_ids=self.token_ids[slot, turn].astype(np.int32),
             logprobs=self.logprobs[slot, turn].copy(),
             policy_version=versions,
-            # No key outlives an install, so the oldest version is the one that sampled.
+            # No key outlives other weights, so the oldest version is the one that sampled.
             context_version=versions,
             finish=finish,
         )

@@ -1,0 +1,106 @@
+"""Runs all checks: `python -m treadle_rollout.conformance {scripted,transformers}`.
+
+Prints a line of JSON a measure, and exits with 1 where a check fails.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treadle_rollout.conformance.checks import CHECKS
+from treadle_rollout.conformance.subject import NotApplicableError, Subject, run
+
+
+def scripted(folder: Path) -> Subject:
+    """The engine without a model."""
+    from treadle_rollout.conformance.tables import Tables  # noqa: PLC0415
+
+    return Tables()
+
+
+def transformers(folder: Path) -> Subject:
+    """The embedded engine on a tiny model."""
+    # Imported here: torch costs seconds, and the other engines need none.
+    from transformers.utils import logging  # noqa: PLC0415
+
+    from treadle_rollout.conformance.tiny_model import TinyModel, tiny_config  # noqa: PLC0415
+
+    logging.disable_progress_bar()
+    return TinyModel(tiny_config(), folder)
+
+
+SUBJECTS: Mapping[str, Callable[[Path], Subject]] = {
+    "scripted": scripted,
+    "transformers": transformers,
+}
+"""By name of the engine."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What came of each check, by its name."""
+
+    passed: list[str] = field(default_factory=list[str])
+    not_applicable: dict[str, str] = field(default_factory=dict[str, str])
+    """Why not."""
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+    """How."""
+
+
+async def examine(subject: Subject) -> Findings:
+    """Runs every check, one after another, whatever the ones before did."""
+    findings = Findings()
+    for check in CHECKS:
+        name = check.__name__
+        try:
+            await run(check, subject)
+        except NotApplicableError as error:
+            findings.not_applicable[name] = str(error)
+        except Exception as error:  # noqa: BLE001, a check that breaks in any way has failed
+            findings.failed[name] = f"{type(error).__name__}: {error}"
+        else:
+            findings.passed.append(name)
+    return findings
+
+
+def measures(findings: Findings) -> list[dict[str, object]]:
+    """One row a measure, with the names behind each count."""
+    failed = findings.failed
+    cases = len(findings.passed) + len(failed)
+    rows: list[tuple[str, int, object, bool, object]] = [
+        ("conformance_cases", cases, "none", True, [*findings.passed, *failed]),
+        (
+            "conformance_not_applicable",
+            len(findings.not_applicable),
+            "none",
+            True,
+            findings.not_applicable,
+        ),
+        ("conformance_failures", len(failed), 0, not failed and cases > 0, failed),
+    ]
+    names = ("measure", "value", "unit", "goal", "holds", "names")
+    return [
+        dict(zip(names, (measure, value, "checks", goal, holds, of), strict=True))
+        for measure, value, goal, holds, of in rows
+    ]
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m treadle_rollout.conformance")
+    parser.add_argument("engine", choices=sorted(SUBJECTS))
+    engine = parser.parse_args(argv).engine
+    with tempfile.TemporaryDirectory(prefix="treadle-conformance-") as folder:
+        rows = measures(asyncio.run(examine(SUBJECTS[engine](Path(folder)))))
+    for row in rows:
+        print(json.dumps(row), flush=True)  # noqa: T201
+    return 0 if all(row["holds"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
