@@ -117,3 +117,39 @@ def test_the_record_of_a_run_is_plain_json(recipe: dict[str, Any], tmp_path: Pat
     compose.write(compose.compose(recipe), recipe)
 
     assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"] == recipe
+
+
+def test_a_run_may_be_given_its_id(recipe: dict[str, Any]) -> None:
+    recipe["run"]["id"] = "mine"
+    plan = compose.compose(recipe)
+
+    assert plan.run_id == "mine"
+    assert {part["run"]["id"] for part in plan.services.values()} == {"mine"}
+    assert "run.id" in problems({**recipe, "run": {**recipe["run"], "id": "no/id"}})
+
+
+@pytest.mark.parametrize(("max_lag", "publish_every"), [(0, 2), (1, 3)])
+def test_publishing_too_rarely_would_close_the_window(
+    recipe: dict[str, Any], max_lag: int, publish_every: int
+) -> None:
+    recipe["experience"]["max_lag"] = max_lag
+    recipe["trainer"]["publish_every"] = publish_every
+    told = problems(recipe)
+    assert f"trainer.publish_every: expected at most {max_lag + 1}" in told
+    recipe["trainer"]["publish_every"] = max_lag + 1
+    compose.compose(recipe)
+
+
+def test_payloads_beyond_their_budget_are_refused_with_the_arithmetic(
+    recipe: dict[str, Any],
+) -> None:
+    recipe["rollout"]["engine"] = {"name": "scripted", "max_context": 1000}
+    recipe["trainer"]["checkpoint_every"] = 5
+    recipe["experience"]["payload_budget_bytes"] = 339_999
+
+    told = problems(recipe)
+
+    assert "experience.payload_budget_bytes: expected at least 340000 = " in told
+    assert "trainer.checkpoint_every 5 * experience.tasks_per_step 2" in told
+    recipe["experience"]["payload_budget_bytes"] = 340_000
+    compose.compose(recipe)

@@ -35,7 +35,7 @@ async def main() -> None:
 
 
 run(
-    ServiceConfig(run=RunConfig(id="r", dir=Path(), model=Path()), listen=listen),
+    ServiceConfig(run=RunConfig(id="r", dir=Path(), model=Path()), listen="unix:unused"),
     "lone",
     main,
 )

@@ -79,6 +79,39 @@ async def test_an_absent_peer_is_away_after_the_budget(tmp_path: object) -> None
     assert caught.value.reason == errors.PEER_AWAY
 
 
+class ReplacedError(TreadleError):
+    kind = Kind.PRECONDITION
+    reason = "WRITER_FENCED"
+
+
+class Fenced(health_pb2_grpc.HealthServicer):
+    """Answers as one that was replaced, and then as its successor at the same address."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def Check(self, request: object, context: object) -> health_pb2.HealthCheckResponse:
+        self.calls += 1
+        if self.calls == 1:
+            raise ReplacedError("writer epoch 1 is fenced by epoch 2")
+        return health_pb2.HealthCheckResponse(status=1)
+
+
+async def test_a_caller_of_a_process_that_was_replaced_asks_its_successor() -> None:
+    servicer = Fenced()
+
+    def register(server: grpc.aio.Server) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+
+    async with running(register, "treadle.test") as there:
+        stub = health_pb2_grpc.HealthStub(there)
+        answer = await channel.call(
+            stub.Check, health_pb2.HealthCheckRequest(), timeout_s=5, budget_s=5
+        )
+
+    assert (answer.status, servicer.calls) == (1, 2)
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_has_a_status(kind: Kind) -> None:
     assert isinstance(errors.STATUS_OF_KIND[kind], grpc.StatusCode)

@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from treadle_runtime import channel
+from treadle_runtime import address, channel
 from treadle_runtime.server import SUPERVISOR_FD
 
 pytestmark = pytest.mark.processes
@@ -44,6 +44,14 @@ class Lone:
             request = health_pb2.HealthCheckRequest(service="treadle.lone.v1.LoneService")
             response = await channel.call(stub.Check, request, timeout_s=2, budget_s=20)
             return response.status
+
+    def wait_for(self, process: subprocess.Popen[str], words: str) -> None:
+        """Reads what a process says until it says this."""
+        assert process.stderr is not None
+        for line in process.stderr:
+            if words in line:
+                return
+        raise AssertionError(f"ended without {words!r}")
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         _, err = process.communicate(timeout=20)
@@ -125,3 +133,42 @@ async def test_a_successor_waits_for_the_address(lone: Lone) -> None:
     assert await lone.health() == health_pb2.HealthCheckResponse.SERVING
     second.send_signal(signal.SIGTERM)
     assert lone.ended(second)[0] == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_standby_follows_a_holder_that_died_and_ends_one_that_stands_still(
+    lone: Lone, signum: signal.Signals
+) -> None:
+    first = lone.start("run")
+    assert await lone.health() == health_pb2.HealthCheckResponse.SERVING
+    second = lone.start("run")
+    lone.wait_for(second, "standing by")
+
+    first.send_signal(signum)
+
+    lone.wait_for(second, "serving on")
+    assert await lone.health() == health_pb2.HealthCheckResponse.SERVING
+    assert first.wait(1) == -signal.SIGKILL
+    second.send_signal(signal.SIGTERM)
+    assert lone.ended(second)[0] == 0
+
+
+async def test_a_holder_that_is_alive_keeps_its_address(lone: Lone) -> None:
+    first = lone.start("run")
+    assert await lone.health() == health_pb2.HealthCheckResponse.SERVING
+    second = lone.start("run")
+    lone.wait_for(second, "standing by")
+
+    with pytest.raises(subprocess.TimeoutExpired):  # longer than a silence that would end it
+        first.wait(address.SILENCE_S + 2)
+
+    assert second.poll() is None
+    assert await lone.health() == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_process_that_has_the_id_of_the_silent_holder_is_not_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address._end(f"{os.getpid()} 12345 7".encode().ljust(64))
+
+    assert "out of reach" in caplog.text

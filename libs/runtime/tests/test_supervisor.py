@@ -1,21 +1,35 @@
 import asyncio
+import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from treadle_runtime import supervisor
+from treadle_runtime.deaths import _counter, memory_kill
 from treadle_runtime.supervisor import ChildFailedError, ChildSpec, Supervisor
+from treadle_runtime.tracker import JsonlTracker
 
 pytestmark = pytest.mark.processes
 
 
 def child(directory: Path, name: str, code: str) -> ChildSpec:
     return ChildSpec(name, (sys.executable, "-c", code), directory / f"{name}.log")
+
+
+def supervised(directory: Path, *specs: ChildSpec) -> Supervisor:
+    return Supervisor(specs, JsonlTracker(directory / "lives.jsonl"))
+
+
+def deaths(directory: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (directory / "lives.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["name"] == "death"]
 
 
 COUNT = """
@@ -35,7 +49,7 @@ async def test_a_child_that_dies_is_started_again_until_it_is_done(tmp_path: Pat
     code = COUNT.format(path=str(lives)) + (
         "if len(lives.read_text()) < 3: os.kill(os.getpid(), signal.SIGKILL)"
     )
-    watched = Supervisor([child(tmp_path, "mortal", code)])
+    watched = supervised(tmp_path, child(tmp_path, "mortal", code))
     watched.start()
 
     await asyncio.wait_for(watched.until_done(["mortal"]), 20)
@@ -46,7 +60,7 @@ async def test_a_child_that_dies_is_started_again_until_it_is_done(tmp_path: Pat
 async def test_a_child_that_cannot_live_is_given_up_with_its_last_words(tmp_path: Path) -> None:
     lives = tmp_path / "lives"
     code = COUNT.format(path=str(lives)) + "raise SystemExit('no disk left')"
-    watched = Supervisor([child(tmp_path, "ill", code)])
+    watched = supervised(tmp_path, child(tmp_path, "ill", code))
     watched.start()
 
     with pytest.raises(ChildFailedError, match="no disk left"):
@@ -58,7 +72,7 @@ async def test_a_child_that_cannot_live_is_given_up_with_its_last_words(tmp_path
 async def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
     lives = tmp_path / "lives"
     code = COUNT.format(path=str(lives)) + "raise SystemExit(2)"
-    watched = Supervisor([child(tmp_path, "wrong", code)])
+    watched = supervised(tmp_path, child(tmp_path, "wrong", code))
     watched.start()
 
     with pytest.raises(ChildFailedError, match="status 2"):
@@ -73,7 +87,7 @@ async def test_a_child_that_does_not_drain_is_killed(tmp_path: Path) -> None:
         "import os, pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         f"pathlib.Path({str(started)!r}).write_text(str(os.getpid())); time.sleep(600)"
     )
-    watched = Supervisor([child(tmp_path, "deaf", code)])
+    watched = supervised(tmp_path, child(tmp_path, "deaf", code))
     watched.start()
     async with asyncio.timeout(20):
         while not started.exists() or not started.read_text():  # noqa: ASYNC110, another process
@@ -86,11 +100,82 @@ async def test_a_child_that_does_not_drain_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_signal_is_named_as_the_cause(tmp_path: Path) -> None:
-    watched = Supervisor([child(tmp_path, "hit", "import os; os.kill(os.getpid(), 9)")])
+    watched = supervised(tmp_path, child(tmp_path, "hit", "import os; os.kill(os.getpid(), 9)"))
     watched.start()
 
     with pytest.raises(ChildFailedError, match="SIGKILL"):
         await asyncio.wait_for(watched.until_done(["hit"]), 30)
+
+
+async def test_a_death_is_one_row_and_one_line_with_its_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lives = tmp_path / "lives"
+    code = COUNT.format(path=str(lives)) + (
+        "from treadle_runtime import last_call; last_call.begin(os.environ)\n"
+        "if len(lives.read_text()) == 1:\n"
+        "    hog = bytearray(200 << 20)\n"
+        "    last_call.note('called ClaimStep'); print('the last line')\n"
+        "    raise SystemExit(7)\n"
+        "if len(lives.read_text()) == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    watched = supervised(tmp_path, child(tmp_path, "mortal", code))
+    watched.start()
+
+    with caplog.at_level(logging.WARNING):
+        await asyncio.wait_for(watched.until_done(["mortal"]), 20)
+
+    first, second = deaths(tmp_path)
+    told = [r.getMessage() for r in caplog.records if "mortal ended" in r.getMessage()]
+    assert len(told) == 2
+    assert all("\n" not in line for line in told)
+    assert (first["service"], first["signal"], first["status"]) == ("mortal", "", 7)
+    assert (first["last_rpc"], first["last_line"]) == ("called ClaimStep", "the last line")
+    assert 200 < first["peak_rss_mb"] < 2000
+    assert 0 <= first["last_rpc_ago_s"] <= first["lived_s"] < 20
+    assert (first["memory_kill"], first["restarts"]) == ("no", 0)
+    assert (second["signal"], second["restarts"], second["last_rpc"]) == ("SIGKILL", 1, "")
+    assert second["memory_kill"] in ("no", "unknown")
+    assert first["pid"] != second["pid"]
+
+
+async def test_deaths_in_a_row_wait_longer_and_longer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = supervised(tmp_path, child(tmp_path, "ill", "raise SystemExit(1)"))
+    watched.start()
+
+    with caplog.at_level(logging.WARNING), pytest.raises(ChildFailedError):
+        await asyncio.wait_for(watched.until_done(["ill"]), 30)
+
+    waits = [r.args[-1] for r in caplog.records if "restarted in" in r.getMessage() and r.args]
+    assert waits == [0.01 * 2**n for n in range(5)]
+    assert len(deaths(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("code", "sent_by_us", "before", "now", "expected"),
+    [
+        pytest.param(-9, False, 3, 4, "yes", id="the-counter-rose"),
+        pytest.param(-9, False, 3, 3, "no", id="the-counter-stood"),
+        pytest.param(-9, False, None, None, "unknown", id="no-counter"),
+        pytest.param(-9, True, 3, 4, "no", id="our-own-signal"),
+        pytest.param(1, False, 3, 4, "no", id="it-ended-itself"),
+    ],
+)
+def test_a_kill_for_memory_is_told_by_the_control_groups_counter(
+    code: int, sent_by_us: bool, before: int | None, now: int | None, expected: str
+) -> None:
+    assert memory_kill(code, sent_by_us=sent_by_us, before=before, now=now) == expected
+
+
+def test_the_counter_is_read_of_either_version_of_control_groups(tmp_path: Path) -> None:
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 8\noom 1\noom_kill 2\n")
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+
+    assert _counter(tmp_path / "absent", tmp_path / "memory.events") == 2
+    assert _counter(tmp_path / "memory.oom_control") == 5
+    assert _counter(tmp_path / "absent") is None
 
 
 WATCH = """
@@ -103,6 +188,7 @@ with open(sys.argv[1], "a") as order: order.write(sys.argv[3])
 SUPERVISE = """
 import asyncio, os, pathlib, signal, sys
 from treadle_runtime.supervisor import ChildSpec, Supervisor
+from treadle_runtime.tracker import JsonlTracker
 
 async def main():
     here = pathlib.Path(sys.argv[1])
@@ -110,7 +196,7 @@ async def main():
         ChildSpec(name, (sys.executable, "-c", sys.argv[2], here / "o", wait, name), here / name)
         for name, wait in (("a", "0.4"), ("b", "0.2"), ("c", "0"))
     ]
-    Supervisor(specs).start()
+    Supervisor(specs, JsonlTracker(here / "lives.jsonl")).start()
     await asyncio.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from treadle_runtime.config import Config, ServiceConfig, did_you_mean, problems
+from treadle_cli.conflicts import conflicts
+from treadle_runtime.config import Config, RunId, ServiceConfig, did_you_mean, problems
 from treadle_runtime.files import write_durably
 
 SERVICES = ("experience", "refit", "rollout", "trainer")
@@ -22,8 +23,9 @@ _SOCKET_PATH_LIMIT = 90
 
 
 class RunSection(Config):
-    """The `run` section of a recipe: RunConfig, less the id, which each run is given."""
+    """The `run` section of a recipe: RunConfig, whose id each run is given unless it is set."""
 
+    id: RunId | None = None
     dir: Path
     model: Path
     seed: int = 0
@@ -44,8 +46,12 @@ class Plan:
 
     run_id: str
     directory: Path
+    start: Path
+    """Hugging Face folder of the start parameters."""
     services: dict[str, dict[str, Any]]
     """Configuration of each service, as plain YAML values."""
+    model: dict[str, str]
+    """sha256 of what makes two policies the same but for their parameters, by file."""
 
 
 def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) -> Plan:
@@ -65,32 +71,33 @@ def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) ->
         raise RecipeError(found) from error
     if not (section.model / "config.json").is_file():
         found.append(f"run.model: no Hugging Face folder at {section.model}")
-    run_id = _run_id(section.dir)
-    run = {"id": run_id, **section.model_dump(mode="json")}
+    run_id = _run_id(section)
+    run = section.model_dump(mode="json") | {"id": run_id}
     services: dict[str, dict[str, Any]] = {}
+    models: dict[str, BaseModel] = {}
     for name, schema in _schemas().items():
         part: Any = recipe.get(name, {})
         if not isinstance(part, dict):
             found.append(f"{name}: expected a mapping, got {type(part).__name__}")
             continue
-        services[name] = {
-            "run": run,
-            "listen": _address(section.dir, name),
-            **_peers(schema, section.dir),
-            **cast("dict[str, Any]", part),
-        }
-        found += _validated(schema, services[name], name)
-    found += _changes(section.dir, recipe, allowed_changes)
+        services[name] = {"run": run, **_addresses(name, schema, section.dir)}
+        services[name] |= cast("dict[str, Any]", part)
+        try:
+            models[name] = schema.model_validate(services[name])
+        except ValidationError as error:
+            found += problems(error, schema, prefix=name)
+    found += conflicts(models)
+    found += _changes(section, recipe, allowed_changes)
     if found:
         raise RecipeError(found)
-    return Plan(run_id, section.dir, services)
+    return Plan(run_id, section.dir, section.model, services, _fingerprint(section.model))
 
 
 def write(plan: Plan, recipe: dict[str, Any]) -> dict[str, Path]:
     """Lays out the run directory; returns the configuration file of each service."""
     for part in ("config", "logs", "metrics"):
         (plan.directory / part).mkdir(parents=True, exist_ok=True)
-    record = {"id": plan.run_id, "recipe": recipe}
+    record = {"id": plan.run_id, "recipe": recipe, "model": plan.model}
     write_durably(plan.directory / "run.json", json.dumps(record, indent=2).encode())
     paths: dict[str, Path] = {}
     for name, values in plan.services.items():
@@ -115,21 +122,14 @@ def _unknown_sections(recipe: dict[str, Any]) -> list[str]:
     ]
 
 
-def _validated(schema: type[BaseModel], values: dict[str, Any], prefix: str) -> list[str]:
-    try:
-        schema.model_validate(values)
-    except ValidationError as error:
-        return problems(error, schema, prefix=prefix)
-    return []
-
-
-def _peers(schema: type[BaseModel], directory: Path) -> dict[str, str]:
-    """A service that has a field `<peer>_address` is told where that peer listens."""
-    return {
+def _addresses(service: str, schema: type[BaseModel], directory: Path) -> dict[str, str]:
+    """Where a service listens, and where each peer does that it has a `<peer>_address` for."""
+    peers = {
         f"{name}_address": _address(directory, name)
         for name in SERVICES
         if f"{name}_address" in schema.model_fields
     }
+    return {"listen": _address(directory, service), **peers}
 
 
 def _address(directory: Path, name: str) -> str:
@@ -140,9 +140,9 @@ def _address(directory: Path, name: str) -> str:
     return f"unix:{path}"
 
 
-def _run_id(directory: Path) -> str:
-    recorded = _record(directory)
-    return recorded["id"] if recorded else f"run-{uuid.uuid4().hex[:12]}"
+def _run_id(section: RunSection) -> str:
+    recorded = _record(section.dir)
+    return recorded["id"] if recorded else section.id or f"run-{uuid.uuid4().hex[:12]}"
 
 
 def _record(directory: Path) -> dict[str, Any] | None:
@@ -150,10 +150,38 @@ def _record(directory: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def _changes(directory: Path, recipe: dict[str, Any], allowed: tuple[str, ...]) -> list[str]:
+def _fingerprint(model: Path) -> dict[str, str]:
+    return {
+        name: hashlib.sha256((model / name).read_bytes()).hexdigest()
+        for name in ("config.json", "tokenizer.json")
+        if (model / name).is_file()
+    }
+
+
+def _changes(section: RunSection, recipe: dict[str, Any], allowed: tuple[str, ...]) -> list[str]:
+    directory = section.dir
     recorded = _record(directory)
     if recorded is None:
         return []
+    other = _other_keys(directory, recorded, recipe, allowed)
+    if "run.model" not in allowed:
+        other += _other_files(section, recorded.get("model", {}))
+    return other
+
+
+def _other_files(section: RunSection, recorded: dict[str, str]) -> list[str]:
+    present = _fingerprint(section.model)
+    return [
+        f"run.model: {section.dir} was started with a {name} of sha256 {digest[:12]}, not of "
+        f"{present.get(name, 'none')[:12]}; use another run.dir, or --allow-change run.model"
+        for name, digest in recorded.items()
+        if present.get(name) != digest
+    ]
+
+
+def _other_keys(
+    directory: Path, recorded: dict[str, Any], recipe: dict[str, Any], allowed: tuple[str, ...]
+) -> list[str]:
     before, after = _flat(recorded["recipe"]), _flat(json.loads(json.dumps(recipe, default=str)))
     return [
         f"{key}: {directory} was started with {before.get(key)!r}, not {after.get(key)!r}; "

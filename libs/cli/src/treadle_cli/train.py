@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from treadle_cli import compose
+from treadle_cli import compose, preflight
 from treadle_cli.progress import Progress
 from treadle_runtime.config import BAD_CONFIGURATION, merge, parse_overrides, read_yaml
 from treadle_runtime.files import LockHeldError, hold_lock
 from treadle_runtime.supervisor import ChildFailedError, ChildSpec, Supervisor
+from treadle_runtime.tracker import JsonlTracker
 
 DRAIN_ORDER = ("rollout", "trainer", "refit", "experience")
 _DRAIN_S = 35.0
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
     try:
         recipe = read_yaml(args.recipe)
         merge(recipe, parse_overrides(args.overrides))
-        plan = compose.compose(recipe, allowed_changes=tuple(args.allow_change))
+        plan = _planned(recipe, tuple(args.allow_change))
     except compose.RecipeError as error:
         sys.stderr.write("".join(f"{args.recipe}: {problem}\n" for problem in error.found))
         return BAD_CONFIGURATION
@@ -46,14 +47,25 @@ def main(argv: list[str]) -> int:
     return asyncio.run(_train(plan, recipe))
 
 
+def _planned(recipe: dict[str, Any], allowed_changes: tuple[str, ...]) -> compose.Plan:
+    """What to run, where all of it can be; raises RecipeError."""
+    plan = compose.compose(recipe, allowed_changes=allowed_changes)
+    if lacking := preflight.check(plan.directory, plan.start):
+        raise compose.RecipeError(lacking)
+    return plan
+
+
 async def _train(plan: compose.Plan, recipe: dict[str, Any]) -> int:
     try:
-        await hold_lock(plan.directory / "lock", wait_s=0)
+        hold_lock(plan.directory / "lock")
     except LockHeldError:
         sys.stderr.write(f"{plan.directory}: another `treadle train` runs it\n")
         return 1
     configs = compose.write(plan, recipe)
-    supervisor = Supervisor([_child(plan, name, configs[name]) for name in DRAIN_ORDER])
+    supervisor = Supervisor(
+        [_child(plan, name, configs[name]) for name in DRAIN_ORDER],
+        JsonlTracker(plan.directory / "metrics" / "supervisor.jsonl"),
+    )
     supervisor.start()
     print(f"run {plan.run_id} in {plan.directory}", flush=True)
     progress = Progress(plan.directory, plan.services["experience"].get("steps", 0))

@@ -1,6 +1,7 @@
 """Calls to another service: one deadline a try, a budget for retries, typed errors."""
 
 import asyncio
+import logging
 import random
 import time
 from typing import Any, cast
@@ -9,11 +10,16 @@ import grpc
 import grpc.aio
 from opentelemetry.instrumentation import grpc as grpc_instrumentation
 
-from treadle_runtime import errors
+from treadle_core.errors import Kind
+from treadle_runtime import errors, last_call
+
+log = logging.getLogger(__name__)
 
 MESSAGE_LIMIT = 64 * 1024 * 1024
 """Most bytes of one message; heavier things travel by reference."""
 
+_AGAIN = (errors.PEER_AWAY, "WRITER_FENCED")
+"""Reasons to call again: a process that was fenced has a successor, at the same address."""
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 
@@ -36,23 +42,35 @@ def connect(address: str) -> grpc.aio.Channel:
     )
 
 
-async def call(method: Any, request: Any, *, timeout_s: float, budget_s: float = 0.0) -> Any:
+async def call(
+    method: Any, request: Any, *, timeout_s: float, budget_s: float = 0.0, patient: bool = False
+) -> Any:
     """Calls `method` of a stub, with `timeout_s` for each try.
 
-    A peer that is away is tried again with growing, jittered delays until `budget_s` seconds are
-    spent, so a keyed mutation may execute several times.
+    A peer that is away, or was replaced, is tried again with growing, jittered delays until
+    `budget_s` seconds are spent, so a keyed mutation may execute several times. A `patient` caller
+    is also there when a peer that has no room (EXHAUSTED, with the time after which to ask again)
+    has some, however long that takes.
 
     Raises:
         RemoteError: as the peer sent it; reason PEER_AWAY when it was not reached in the budget.
     """
     give_up = time.monotonic() + budget_s
     delay_s = _FIRST_DELAY_S
+    told = False
+    name = type(request).__name__
     while True:
+        last_call.note(f"called {name.removesuffix('Request')}")
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            remote = errors.from_rpc_error(error, type(request).__name__)
-            if remote.reason != errors.PEER_AWAY or time.monotonic() + delay_s > give_up:
+            remote = errors.from_rpc_error(error, name)
+            if patient and remote.kind is Kind.EXHAUSTED and remote.retry_after_s is not None:
+                if not told:
+                    log.warning("waiting for room: %s: %s", remote.reason, remote.message)
+                told, delay_s = True, remote.retry_after_s
+                give_up = time.monotonic() + budget_s
+            elif remote.reason not in _AGAIN or time.monotonic() + delay_s > give_up:
                 raise remote from error
         await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311, jitter
         delay_s = min(delay_s * 2, _LONGEST_DELAY_S)

@@ -9,13 +9,27 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from treadle_core.ids import ID_PATTERN
 
 BAD_CONFIGURATION = 2
 """Exit status of a process whose configuration is wrong; restarting it cannot help."""
+
+LOOPBACK = ("unix:", "127.0.0.1:", "localhost:", "[::1]:")
+"""How an address begins that only this host reaches."""
+
+
+def _on_loopback(address: str) -> str:
+    if not address.startswith(LOOPBACK):
+        raise ValueError("expected unix:/path or a loopback host:port, since calls are in the open")
+    return address
+
+
+RunId = Annotated[str, Field(pattern=rf"^{ID_PATTERN.pattern}$")]
 
 
 class Config(BaseModel):
@@ -27,7 +41,7 @@ class Config(BaseModel):
 class RunConfig(Config):
     """What all services of a run have in common."""
 
-    id: str
+    id: RunId
     """Names the run in the ledger and in all that is derived from it."""
     dir: Path
     """The run's directory; relative to the working directory."""
@@ -44,7 +58,7 @@ class ServiceConfig(Config):
 
     run: RunConfig
     """The run that the service works for."""
-    listen: str
+    listen: Annotated[str, AfterValidator(_on_loopback)]
     """Address to serve gRPC on: `unix:/path` or a loopback `host:port`."""
 
 

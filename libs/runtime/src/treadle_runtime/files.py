@@ -1,12 +1,9 @@
 """Files that are either whole and durable, or not there; and locks between processes."""
 
-import asyncio
 import fcntl
 import os
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-
-_LOCK_POLL_S = 0.1
 
 
 class LockHeldError(RuntimeError):
@@ -37,23 +34,29 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-async def hold_lock(path: Path, *, wait_s: float) -> int:
+def hold_lock(path: Path) -> int:
     """Takes an exclusive lock that ends with this process; returns its descriptor.
 
     Raises:
-        LockHeldError: another process still holds it after `wait_s` seconds.
+        LockHeldError: another process holds it.
     """
+    descriptor = open_lock(path)
+    if not try_lock(descriptor):
+        os.close(descriptor)
+        raise LockHeldError(f"{path} is held by another process")
+    return descriptor
+
+
+def open_lock(path: Path) -> int:
+    """Opens the file of a lock, without taking it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    tries_left = max(1, int(wait_s / _LOCK_POLL_S))
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            tries_left -= 1
-            if not tries_left:
-                os.close(descriptor)
-                raise LockHeldError(f"{path} is held by another process") from error
-            await asyncio.sleep(_LOCK_POLL_S)
-        else:
-            return descriptor
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether the lock is ours now; it ends with this process."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,20 +1,23 @@
-"""What every served call passes through: a deadline, and typed errors."""
+"""What every served call passes through: a decoder, a deadline, and typed errors."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from treadle_core.errors import Kind, TreadleError
-from treadle_runtime import errors
+from treadle_core.errors import InvalidFieldError, Kind, TreadleError
+from treadle_runtime import errors, last_call
 
 log = logging.getLogger(__name__)
 
 DEADLINE_CAP_S = 60.0
-"""Deadline of a call that brings none."""
+"""Deadline of a call that brings none, or one that is no bound."""
+LONGEST_DEADLINE_S = 3600.0
+"""What is later than this is no bound."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -33,19 +36,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:  # reflection and health watch stream
             return handler
-        return grpc.unary_unary_rpc_method_handler(
-            self._guard(handler.unary_unary, handler_call_details.method),
-            request_deserializer=handler.request_deserializer,
+        return cast("Any", grpc.unary_unary_rpc_method_handler)(
+            self._guard(handler, handler_call_details.method),
             response_serializer=handler.response_serializer,
         )
 
-    def _guard(self, behaviour: Handler, method: str) -> Handler:
-        async def guarded(request: Any, context: Any) -> Any:
-            remaining = context.time_remaining()
-            limit = DEADLINE_CAP_S if remaining is None else min(remaining, 3600.0)
+    def _guard(self, handler: Any, method: str) -> Handler:
+        name = method.rpartition("/")[2]
+        behaviour: Handler = handler.unary_unary
+
+        async def guarded(data: bytes, context: Any) -> Any:
+            last_call.note(f"served {name}")
+            limit = _limit_s(context.time_remaining())
             try:
                 async with asyncio.timeout(limit):
-                    return await behaviour(request, context)
+                    return await behaviour(_decoded(data, handler), context)
             except TreadleError as error:
                 if error.kind is Kind.BROKEN:
                     log.exception("%s: a promise of ours is broken", method)
@@ -61,3 +66,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await context.abort(grpc.StatusCode.INTERNAL, "unexpected error; see the log")
 
         return guarded
+
+
+def _limit_s(remaining: float | None) -> float:
+    """Seconds that a call may take, of which its deadline leaves `remaining`; None: it has none."""
+    if remaining is None or remaining > LONGEST_DEADLINE_S:
+        return DEADLINE_CAP_S
+    return remaining
+
+
+def _decoded(data: bytes, handler: Any) -> Any:
+    """The message; here and not in the server, so that bytes that are none get a typed error."""
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError as error:
+        raise InvalidFieldError(
+            "request", limit="a message of the contract", value=f"{len(data)} other bytes"
+        ) from error

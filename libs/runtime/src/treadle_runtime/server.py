@@ -17,10 +17,9 @@ from grpc_reflection.v1alpha import reflection
 from opentelemetry.instrumentation import grpc as grpc_instrumentation
 
 from treadle_core.errors import InvalidFieldError
-from treadle_runtime import telemetry
+from treadle_runtime import address, failpoints, last_call, telemetry
 from treadle_runtime.channel import MESSAGE_LIMIT
-from treadle_runtime.config import BAD_CONFIGURATION, ServiceConfig
-from treadle_runtime.files import hold_lock
+from treadle_runtime.config import BAD_CONFIGURATION, LOOPBACK, ServiceConfig
 from treadle_runtime.interceptors import CallInterceptor
 from treadle_runtime.plugins import PluginError
 
@@ -29,8 +28,11 @@ log = logging.getLogger(__name__)
 SUPERVISOR_FD = "TREADLE_SUPERVISOR_FD"
 """Environment variable: a pipe that the supervisor holds open; its end means that it is gone."""
 
-_LOOPBACK = ("unix:", "127.0.0.1:", "localhost:", "[::1]:")
-_PREDECESSOR_S = 60.0
+_HEALTH_EVERY_S = 0.25
+
+
+_claimed: dict[str, address.Address] = {}
+"""What this process holds, by address; for as long as it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Service:
     """Supervised: one that raises ends the process; when all have returned the work is done."""
     drain: Callable[[], Awaitable[None]] | None = None
     """Finishes or hands back what is running."""
+    is_able: Callable[[], bool] = lambda: True
+    """False while the service cannot do its work (its disk is full): health is NOT_SERVING then."""
     grace_s: float = 30.0
     """Most seconds that `drain` may take."""
 
@@ -56,21 +60,37 @@ class ServiceFailedError(RuntimeError):
 
 
 async def serve(service: Service) -> None:
-    """Serves until done, stopped or failed. Raises ServiceFailedError in the last case."""
+    """Serves until done, stopped or failed. Raises ServiceFailedError in the last case.
+
+    Claims the address, unless that was done before.
+    """
     stop = asyncio.Event()
-    await _claim_address(service.listen)
+    await claim(service.listen)
     server, healths = await _start(service)
     tasks = [asyncio.ensure_future(start()) for start in service.background]
     with _stop_signals(stop):
-        for name in ("", *service.proto_services):
-            await healths.set(name, health_pb2.HealthCheckResponse.SERVING)
+        telling = asyncio.ensure_future(_tell_health(service, healths))
         log.info("serving on %s", service.listen)
         try:
             await _until_done(tasks, stop)
         finally:
+            telling.cancel()
             await healths.enter_graceful_shutdown()
             await _drain(service, tasks)
             await server.stop(grace=1.0)
+
+
+async def claim(listen: str) -> None:
+    """Stands by until no other process holds a unix socket's address; it is ours from then on.
+
+    A service that takes something over when it starts claims its address before. Raises
+    InvalidFieldError for an address that is open to others.
+    """
+    if not listen.startswith(LOOPBACK):
+        raise InvalidFieldError("listen", limit="unix:/path or a loopback host:port", value=listen)
+    if listen.startswith("unix:") and listen not in _claimed:
+        lock = Path(listen.removeprefix("unix:") + ".lock")
+        _claimed[listen] = await address.hold(lock)
 
 
 def run(config: ServiceConfig, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -82,6 +102,8 @@ def run(config: ServiceConfig, name: str, main: Callable[[], Coroutine[Any, Any,
     )
     provider = telemetry.setup(name, config.run.id, config.run.otlp_endpoint)
     try:
+        failpoints.arm(os.environ)
+        last_call.begin(os.environ)
         asyncio.run(main())
     except (PluginError, InvalidFieldError) as error:
         sys.stderr.write(f"configuration: {error}\n")
@@ -94,14 +116,6 @@ def run(config: ServiceConfig, name: str, main: Callable[[], Coroutine[Any, Any,
     finally:
         provider.shutdown()
     log.info("%s is done", name)
-
-
-async def _claim_address(listen: str) -> None:
-    """Refuses an open address, and waits until a predecessor has left a unix socket."""
-    if not listen.startswith(_LOOPBACK):
-        raise InvalidFieldError("listen", limit="unix:/path or a loopback host:port", value=listen)
-    if listen.startswith("unix:"):
-        await hold_lock(Path(listen.removeprefix("unix:") + ".lock"), wait_s=_PREDECESSOR_S)
 
 
 async def _start(service: Service) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
@@ -123,9 +137,27 @@ async def _start(service: Service) -> tuple[grpc.aio.Server, health.aio.HealthSe
     health_pb2_grpc.add_HealthServicer_to_server(healths, server)
     names = (*service.proto_services, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    server.add_insecure_port(service.listen)
+    try:
+        server.add_insecure_port(service.listen)
+    except RuntimeError as error:  # all that gRPC says of an address that it cannot bind
+        raise InvalidFieldError(
+            "listen", limit="an address that is free", value=service.listen
+        ) from error
     await server.start()
     return server, healths
+
+
+async def _tell_health(service: Service, healths: health.aio.HealthServicer) -> None:
+    """Follows `is_able`, forever."""
+    told: bool | None = None
+    while True:
+        able = service.is_able()
+        if able is not told:
+            told = able
+            states = health_pb2.HealthCheckResponse
+            for name in ("", *service.proto_services):
+                await healths.set(name, states.SERVING if able else states.NOT_SERVING)
+        await asyncio.sleep(_HEALTH_EVERY_S)
 
 
 async def _until_done(tasks: Sequence[asyncio.Future[None]], stop: asyncio.Event) -> None:

@@ -6,16 +6,21 @@ before it hold: when all of these are gone, however they went, it is its turn to
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treadle_runtime import deaths, last_call
 from treadle_runtime.config import BAD_CONFIGURATION
+from treadle_runtime.deaths import Death
 from treadle_runtime.server import SUPERVISOR_FD
+from treadle_runtime.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +50,13 @@ class Child:
     """One supervised process, over all its lives."""
 
     spec: ChildSpec
-    process: asyncio.subprocess.Process | None = None
+    pidfd: int = -1
+    """The life that goes on; -1 between two."""
     deaths: int = 0
+    """In a row, each after a short life."""
+    restarts: int = 0
+    killed: bool = False
+    """The supervisor sent this life SIGKILL."""
     stopping: bool = False
     watches: int = -1
     """Pipe whose end tells the child that it is its turn to drain."""
@@ -59,8 +69,9 @@ class Child:
 class Supervisor:
     """Starts children, restarts those that die, and reports the cause of each death."""
 
-    def __init__(self, specs: Sequence[ChildSpec]) -> None:
-        """Takes the children in the order in which they drain."""
+    def __init__(self, specs: Sequence[ChildSpec], tracker: Tracker) -> None:
+        """Takes the children in the order in which they drain, and where lives are recorded."""
+        self._tracker = tracker
         self._children = {spec.name: Child(spec) for spec in specs}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         pipes = [os.pipe() for _ in specs]
@@ -118,46 +129,98 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         while not child.stopping:
-            began = time.monotonic()
-            code = await self._live(child)
-            if code == 0 or child.stopping:
+            death = await self._live(child)
+            if death is None:
                 break
-            lived_s = time.monotonic() - began
-            child.deaths = 1 if lived_s > _STEADY_S else child.deaths + 1
-            cause = _cause(child, code, lived_s)
-            if code == BAD_CONFIGURATION or child.deaths >= _MOST_DEATHS:
-                raise ChildFailedError(cause)
+            child.deaths = 1 if death.lived_s > _STEADY_S else child.deaths + 1
+            self._tracker.log("death", death.row())
+            if child.stopping:
+                log.warning("%s", death)
+                break
+            if death.code == BAD_CONFIGURATION or child.deaths >= _MOST_DEATHS:
+                raise ChildFailedError(f"{death}; its last words:\n{_last_words(child)}")
             delay_s = min(_FIRST_DELAY_S * 2 ** (child.deaths - 1), _LONGEST_DELAY_S)
-            log.warning("%s; restarted in %.1f s", cause, delay_s)
+            log.warning("%s; restarted in %.1f s", death, delay_s)
             await asyncio.sleep(delay_s)
+            child.restarts += 1
         child.done.set()
 
-    async def _live(self, child: Child) -> int:
-        """Runs one life of a child; returns its exit status, negative for a signal."""
-        spec = child.spec
-        env = {"OMP_NUM_THREADS": "1", **os.environ, SUPERVISOR_FD: str(child.watches)}
-        with spec.log_path.open("ab") as output:
-            child.process = await asyncio.create_subprocess_exec(
-                *spec.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=env,
-                pass_fds=(child.watches, *child.holds),
-                start_new_session=True,
+    async def _live(self, child: Child) -> Death | None:
+        """Runs one life of a child; returns how it ended, None for status 0."""
+        notes, kills, began = last_call.opened(), deaths.memory_kills(), time.monotonic()
+        process = _started(child, notes)
+        child.pidfd, child.killed = os.pidfd_open(process.pid), False
+        try:
+            self._tracker.log(
+                "start",
+                {"service": child.spec.name, "pid": process.pid, "restarts": child.restarts},
             )
-        if child.stopping:  # told to stop while it was being started
-            _signal(child, signal.SIGTERM)
-        return await child.process.wait()
+            if child.stopping:  # told to stop while it was being started
+                _signal(child, signal.SIGTERM)
+            await _readable(child.pidfd)
+            _, status, usage = os.wait4(process.pid, 0)  # noqa: ASYNC222, it has ended
+            process.returncode = code = os.waitstatus_to_exitcode(status)
+            last_rpc, ago_s = last_call.read(notes)
+        finally:
+            os.close(notes)
+            os.close(child.pidfd)
+            child.pidfd = -1
+        if code == 0:
+            return None
+        return Death(
+            service=child.spec.name,
+            pid=process.pid,
+            code=code,
+            lived_s=time.monotonic() - began,
+            peak_rss_mb=usage.ru_maxrss / 1024,
+            memory_kill=deaths.memory_kill(
+                code, sent_by_us=child.killed, before=kills, now=deaths.memory_kills()
+            ),
+            last_rpc=last_rpc,
+            last_rpc_ago_s=ago_s,
+            last_line=deaths.last_line(child.spec.log_path),
+            restarts=child.restarts,
+        )
+
+
+def _started(child: Child, notes: int) -> "subprocess.Popen[bytes]":
+    spec = child.spec
+    env = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        SUPERVISOR_FD: str(child.watches),
+        last_call.DESCRIPTOR: str(notes),
+    }
+    with spec.log_path.open("ab") as output:
+        return subprocess.Popen(  # noqa: S603, what the supervisor was made for
+            spec.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=env,
+            pass_fds=(child.watches, *child.holds, notes),
+            start_new_session=True,
+        )
+
+
+async def _readable(descriptor: int) -> None:
+    """Waits until a descriptor can be read; a pidfd can when its process has ended."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _signal(child: Child, signum: signal.Signals) -> None:
-    if child.process is not None and child.process.returncode is None:
-        child.process.send_signal(signum)
+    if child.pidfd < 0:
+        return
+    child.killed = child.killed or signum is signal.SIGKILL
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and is about to be noticed
+        signal.pidfd_send_signal(child.pidfd, signum)
 
 
-def _cause(child: Child, code: int, lived_s: float) -> str:
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+def _last_words(child: Child) -> str:
     words = child.spec.log_path.read_bytes()[-_LAST_WORDS:].decode(errors="replace")
-    last = "\n".join(f"  {line}" for line in words.splitlines()[-8:])
-    return f"{child.spec.name} ended with {how} after {lived_s:.1f} s; its last words:\n{last}"
+    return "\n".join(f"  {line}" for line in words.splitlines()[-8:])

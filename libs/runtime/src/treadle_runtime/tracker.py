@@ -1,11 +1,17 @@
 """Where a run's numbers go: a port, and the JSON lines that every run keeps."""
 
+import errno
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Tracker(Protocol):
@@ -17,7 +23,10 @@ class Tracker(Protocol):
 
 
 class JsonlTracker:
-    """Appends `{"time", "name", ...}`, one JSON object a line; time in Unix seconds."""
+    """Appends `{"time", "name", ...}`, one JSON object a line; time in Unix seconds.
+
+    Rows that find no room are dropped, and a log line says so: numbers are not worth a service.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,4 +36,14 @@ class JsonlTracker:
 
     def log(self, name: str, values: Mapping[str, float | int | str]) -> None:
         row = {"time": round(time.time(), 3), "name": name, **values}
-        os.write(self._descriptor, (json.dumps(row) + "\n").encode())
+        line = (json.dumps(row) + "\n").encode()
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            written = 0
+        if written < len(line):
+            if written:  # half a row would spoil the next one
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+            log.warning("no room for a row of numbers: %s", name)

@@ -1,0 +1,227 @@
+"""A small `treadle train` to be hurt, and what its ledger says after: for the proofs in `tools`.
+
+The ledger is read here with SQL and JSON alone, so that its account does not rest on the code that
+it judges.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SERVICES = ("experience", "rollout", "trainer", "refit")
+GROUP_SIZE = 4
+CALCULATOR = "examples/calculator/tasks.py:CalculatorTasks"
+HELD_OUT = (
+    f'{{every: 10, sets: [{{name: greedy, source: {{name: "{CALCULATOR}", split: heldout}}, '
+    "limit: 16, sampling: {temperature: 0, max_tokens: 14}}]}"
+)
+SMALL = (
+    "experience.tasks_per_step=4",
+    f"experience.group_size={GROUP_SIZE}",
+    f"experience.evaluation={HELD_OUT}",
+    "experience.lease_s=3",
+    "experience.retries=8",
+    "rollout.slots=16",
+    "trainer.checkpoint_every=2",
+)
+_LOOK_S = 0.05
+
+
+class RunFailedError(RuntimeError):
+    """The run did not do what it must; the message has the ends of its logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One number of a proof; `goal` is `none`, or a sign and a bound."""
+
+    measure: str
+    value: float
+    unit: str
+    goal: str = "none"
+
+    @property
+    def holds(self) -> bool:
+        """Whether the goal is met."""
+        if self.goal == "none":
+            return True
+        sign, _, bound = self.goal.partition(" ")
+        return {
+            "==": self.value == float(bound),
+            ">=": self.value >= float(bound),
+            "<=": self.value <= float(bound),
+        }[sign]
+
+    def line(self) -> str:
+        """For stdout."""
+        row = {name: getattr(self, name) for name in ("measure", "value", "unit", "goal", "holds")}
+        return json.dumps(row)
+
+
+class SmallRun:
+    """One run directory and the `treadle train` that works on it."""
+
+    def __init__(
+        self, directory: Path, *overrides: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.directory = directory
+        self._overrides = overrides
+        self._env = os.environ | (env or {})
+        self._log = directory.parent / f"{directory.name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it, or goes on with it."""
+        words = ["train", "recipes/calculator.yaml", f"run.dir={self.directory}"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603, the command that is under test
+                [sys.executable, "-m", "treadle_cli.main", *words, *SMALL, *self._overrides],
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+            )
+
+    def rows(self, service: str, name: str) -> list[dict[str, Any]]:
+        """Rows of one kind of a service's metrics (`supervisor`: starts and deaths)."""
+        path = self.directory / "metrics" / f"{service}.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [row for row in rows if row["name"] == name]
+
+    def step(self) -> int:
+        """Last step that the trainer finished."""
+        return max((row["step"] for row in self.rows("trainer", "step")), default=0)
+
+    def victim(self, service: str) -> int | None:
+        """The process that the supervisor runs as this service now; None between two lives."""
+        starts = [row for row in self.rows("supervisor", "start") if row["service"] == service]
+        dead = {row["pid"] for row in self.rows("supervisor", "death")}
+        if not starts or starts[-1]["pid"] in dead:
+            return None
+        return int(starts[-1]["pid"])
+
+    def wait_for(self, what: str, holds: Callable[[], bool], *, timeout_s: float) -> bool:
+        """Whether it came to hold before the run's end. Raises RunFailedError when time is up."""
+        give_up = time.monotonic() + timeout_s
+        while not holds():
+            if self._running.poll() is not None:
+                return holds()
+            if time.monotonic() > give_up:
+                raise RunFailedError(f"{what}: not within {timeout_s:.0f} s\n{self.logs()}")
+            time.sleep(_LOOK_S)
+        return True
+
+    def finish(self, *, timeout_s: float) -> None:
+        """Waits for the end. Raises RunFailedError unless it comes, with status 0."""
+        try:
+            status = self._running.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise RunFailedError(f"no end within {timeout_s:.0f} s\n{self.logs()}") from error
+        if status != 0:
+            raise RunFailedError(f"ended with status {status}\n{self.logs()}")
+
+    def kill(self) -> None:
+        """Ends what is left of it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for service in SERVICES:
+            pid = self.victim(service)
+            command = Path(f"/proc/{pid}/cmdline")
+            if pid and command.exists() and f"treadle_{service}" in command.read_text():
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._process is None:
+            raise RunFailedError("it was never started")
+        return self._process
+
+    def logs(self) -> str:
+        """The ends of all logs."""
+        paths = [self._log, *sorted((self.directory / "logs").glob("*.log"))]
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(encoding='utf-8', errors='replace')[-2500:]}"
+            for path in paths
+            if path.exists()
+        )
+
+    def fsck(self) -> tuple[bool, dict[str, Any]]:
+        """Whether `treadle fsck` holds, and its values by name."""
+        done = subprocess.run(  # noqa: S603, the command that is under test
+            [sys.executable, "-m", "treadle_cli.main", "fsck", str(self.directory)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        return done.returncode == 0, {row["measure"]: row["value"] for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a walk over the claims of a ledger found."""
+
+    claimed_tasks: int
+    partial_groups: int
+    """Claimed tasks without exactly the recipe's number of finished episodes."""
+    unknown_versions: int
+    """Versions in claimed episodes that were not committed before the episode was taken."""
+
+
+def inspect(directory: Path) -> Inspection:
+    """Walks the journal of a run."""
+    members: dict[str, list[str]] = {}
+    committed: set[int] = set()
+    done: set[str] = set()
+    unknown: dict[str, int] = {}
+    claims: dict[int, list[str]] = {}
+    for kind, body in _journal(directory / "ledger.sqlite"):
+        if kind == "task_opened":
+            members[body["task_id"]] = body["episode_ids"]
+        elif kind == "version_committed":
+            committed.add(body["version"])
+        elif kind == "episode_done":
+            done.add(body["episode_id"])
+            unknown[body["episode_id"]] = len(set(body["result"]["versions"]) - committed)
+        elif kind == "step_claimed":
+            claims[body["step"]] = body["task_ids"]  # one that is formed anew replaces it
+    claimed = {task for tasks in claims.values() for task in tasks}
+    finished = {task: [id_ for id_ in members.get(task, []) if id_ in done] for task in claimed}
+    return Inspection(
+        claimed_tasks=len(claimed),
+        partial_groups=sum(len(set(ids)) != GROUP_SIZE for ids in finished.values()),
+        unknown_versions=sum(unknown[id_] for ids in finished.values() for id_ in ids),
+    )
+
+
+def _journal(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT kind, body FROM journal ORDER BY position").fetchall()
+    return [(kind, json.loads(body)) for kind, body in rows]
+
+
+def account(run: SmallRun) -> list[Measure]:
+    """What every proof says of a run that has ended."""
+    holds, values = run.fsck()
+    found = inspect(run.directory)
+    return [
+        Measure("fsck_holds", int(holds), "ledgers", "== 1"),
+        Measure("lost", values.get("lost", -1), "episodes", "== 0"),
+        Measure("trained_twice", values.get("trained_twice", -1), "episodes", "== 0"),
+        Measure("claimed_tasks", found.claimed_tasks, "tasks", ">= 1"),
+        Measure("partial_groups", found.partial_groups, "groups", "== 0"),
+        Measure("unknown_versions", found.unknown_versions, "versions", "== 0"),
+    ]
