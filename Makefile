@@ -1,4 +1,4 @@
-# The same words everywhere: setup fmt check test demo bench chaos.
+# The same words everywhere: setup fmt check test demo bench chaos. The others are proofs of their own.
 PYTHON ?= python3.11
 PYTHON312 ?= python3.12
 VENV ?= .venv
@@ -14,7 +14,8 @@ PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup protos fmt check test test-py312 demo bench chaos
+.PHONY: setup protos fmt check test test-py312 demo bench resume-equality chaos chaos-smoke \
+	failpoints conformance model-tests
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
@@ -35,7 +36,7 @@ check: setup  ## Static: format, lint, types, contract, layers
 	lint-imports
 
 test: setup  ## Unit tests of every distribution, then what crosses services
-	pytest -q
+	pytest -q -m "not chaos"
 
 test-py312:  ## The distributions that need no torch, on Python 3.12
 	test -x .venv312/bin/python || $(PYTHON312) -m venv .venv312
@@ -49,9 +50,26 @@ demo: export TREADLE_DEMO_START := $(or $(TREADLE_DEMO_START),$(shell date +%s))
 demo: setup  ## The main job: train a tool-using policy on the four services
 	python examples/calculator/demo.py
 
-bench: setup  ## Throughput of the engine and of the ledger, each with a check of what it made
+bench: setup  ## Throughput of the engine and of the ledger, and what an adaptive window saves
 	python services/rollout/benches/engine.py
 	python services/experience/benches/throughput.py
+	python services/experience/benches/window.py
 
-chaos: setup  ## Kills and stops services during short runs
+resume-equality: setup  ## Kills a run's trainer and ledger: what is trained again is the same, bit by bit
+	python tests/resume/main.py
+
+chaos: setup  ## Kills and stops services during short runs; `make test` leaves these out
 	pytest -q -m chaos tests
+
+chaos-smoke: setup  ## Kills and stops every service once during one run, and reconciles it: SEED=7 to repeat
+	python tools/chaos.py $(if $(SEED),--seed $(SEED))
+
+failpoints: setup  ## Fails at every commit boundary of every service, in runs that must go on: SEED=7 to repeat
+	python tools/failpoints.py $(if $(SEED),--seed $(SEED))
+
+conformance: ENGINE ?= transformers
+conformance: setup  ## All promises of an engine: ENGINE=transformers or scripted
+	python -m treadle_rollout.conformance $(ENGINE)
+
+model-tests: setup  ## 200 seeded schedules of the ledger, dying checkpoint writers, and planted faults
+	python tests/model/main.py

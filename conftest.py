@@ -1,7 +1,15 @@
 """Settings of all tests."""
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy two-core machine must not turn a slow example into a failure.
 settings.register_profile("treadle", deadline=None, print_blob=True)
+# `--hypothesis-profile=long`: what a state machine finds only after many steps.
+settings.register_profile(
+    "long",
+    parent=settings.get_profile("treadle"),
+    max_examples=200,
+    stateful_step_count=2000,
+    suppress_health_check=list(HealthCheck),
+)
 settings.load_profile("treadle")

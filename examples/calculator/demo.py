@@ -4,7 +4,6 @@ FROM_SCRATCH=1 makes the warm start anew first; RESUME=1 goes on with a run that
 Prints one JSON object a measure, and exits with 1 where one does not hold.
 """
 
-import asyncio
 import json
 import os
 import shutil
@@ -91,7 +90,7 @@ def main() -> int:
 
 def remove(run: Path) -> None:
     """Removes the run directory of an earlier demo; raises LockHeldError where it still runs."""
-    os.close(asyncio.run(hold_lock(run / "lock", wait_s=0)))
+    os.close(hold_lock(run / "lock"))
     shutil.rmtree(run)
 
 

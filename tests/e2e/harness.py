@@ -119,6 +119,15 @@ class Run:
         assert all(measure["holds"] for measure in measures)
         return {measure["measure"]: measure["value"] for measure in measures}
 
+    @property
+    def root(self) -> Path:
+        """Where relative names of a recipe start."""
+        return ROOT
+
+    def log(self, service: str) -> str:
+        """All that a service has logged."""
+        return (self.directory / "logs" / f"{service}.log").read_text(errors="replace")
+
     def logs(self) -> str:
         """The end of every service's log."""
         parts = [

@@ -1,0 +1,108 @@
+"""Planted faults: one changed line of code under test, in this process only.
+
+A model that finds none of them proves nothing.
+"""
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module whose text reads `after` where it reads `before`."""
+
+    name: str
+    module: str
+    before: str
+    after: str
+
+    def plant(self) -> None:
+        """Loads the module with the fault; raises LookupError where it has no such line.
+
+        Comes before all other imports of it.
+        """
+        if self.module in sys.modules:
+            raise LookupError(f"{self.module} is loaded already")
+        spec = importlib.util.find_spec(self.module)
+        if spec is None or spec.origin is None:
+            raise LookupError(f"no module {self.module}")
+        source = Path(spec.origin).read_text()
+        if source.count(self.before) != 1:
+            raise LookupError(f"{self.name}: {self.module} does not read\n{self.before}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.module] = module
+        changed = compile(source.replace(self.before, self.after), spec.origin, "exec")
+        exec(changed, module.__dict__)  # noqa: S102
+        parent, _, name = self.module.rpartition(".")
+        setattr(importlib.import_module(parent), name, module)
+
+
+CORE = "treadle_experience.core"
+
+LEDGER = (
+    Mutant(
+        "ack_before_flush",
+        "treadle_experience.keeper",
+        "        if position > self._durable:\n",
+        "        if position < 0:\n",
+    ),
+    Mutant(
+        "skipped_fence_of_trainers",
+        f"{CORE}.run",
+        "    if trainer_epoch != state.trainer_epoch:\n",
+        "    if trainer_epoch < 0:\n",
+    ),
+    Mutant(
+        "skipped_fence_of_attempts",
+        f"{CORE}.results",
+        "        episode.attempt != attempt.attempt\n"
+        "        or episode.state is not EpisodeState.ISSUED\n"
+        "        or episode.replica_id != replica_id\n",
+        "        episode.state is not EpisodeState.ISSUED\n",
+    ),
+    Mutant(
+        "skipped_fence_of_writers",
+        "treadle_experience.adapters.memory",
+        "        if writer_epoch != self._writer_epoch:\n",
+        "        if writer_epoch < 0:\n",
+    ),
+    Mutant(
+        "uncounted_place",
+        f"{CORE}.admission",
+        "    return through[-1] - through[min(step, len(through) - 1)]\n",
+        "    return 0\n",
+    ),
+    Mutant(
+        "partial_group",
+        f"{CORE}.groups",
+        "    elif live:\n",
+        "    elif live > 1:\n",
+    ),
+)
+"""Found by schedules of the experience service."""
+
+CHECKPOINTS = (
+    Mutant(
+        "non_atomic_rename",
+        "treadle_trainer.adapters.folders",
+        "            folder.rename(target)\n        except",
+        "            shutil.copytree(folder, target)\n        except",
+    ),
+)
+"""Found by a writer of checkpoints that dies."""
+
+FAULTS = {
+    "ack_before_flush": ("ack_before_flush",),
+    "skipped_fence": (
+        "skipped_fence_of_trainers",
+        "skipped_fence_of_attempts",
+        "skipped_fence_of_writers",
+    ),
+    "uncounted_place": ("uncounted_place",),
+    "partial_group": ("partial_group",),
+    "non_atomic_rename": ("non_atomic_rename",),
+}
+"""The kinds of fault, each with the mutants that have to be found for it."""

@@ -1,0 +1,95 @@
+"""Plays the models, long: `python tests/model/main.py [--seed N]`.
+
+Prints one JSON line a measure, and ends with 1 where one does not hold. A counter-example is on
+stderr, with the command that plays it again.
+"""
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import hunt
+from ledger_model import checkpoints, mutants
+from ledger_model.seeds import Tally, play
+
+SEEDS = 200
+ACTIONS = 2000
+SQLITE_SEEDS = 40
+SQLITE_ACTIONS = 500
+TRACE = 60
+"""Last lines of a schedule that are shown."""
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, help="play this one only, and show the whole schedule")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--actions", type=int, default=ACTIONS, help="of a seed")
+    parser.add_argument("--ledger", choices=("memory", "sqlite"), default="memory")
+    arguments = parser.parse_args()
+    logging.disable()
+    if arguments.seed is not None:
+        one = range(arguments.seed, arguments.seed + 1)
+        return min(1, _play(one, arguments.actions, arguments.ledger, lines=None))
+    return _measure(arguments.seeds, arguments.actions)
+
+
+def _measure(seeds: int, actions: int) -> int:
+    began = time.monotonic()
+    found = _play(range(seeds), actions, "memory")
+    found += _play(range(SQLITE_SEEDS), SQLITE_ACTIONS, "sqlite")
+    moments = checkpoints.survive(checkpoints.write_next, checkpoints.check_named)
+    moments += checkpoints.survive(checkpoints.finish_next, checkpoints.check_retained)
+    played_s = time.monotonic() - began
+    kinds = len(mutants.FAULTS)
+    caught = sum(_is_caught(names) for names in mutants.FAULTS.values())
+    rows = [
+        _row("seeds", seeds, "seeds", SEEDS, holds=seeds >= SEEDS),
+        _row("actions", actions, "actions a seed", ACTIONS, holds=actions >= ACTIONS),
+        _row("seeds_sqlite", SQLITE_SEEDS, "seeds", "none", holds=True),
+        _row("checkpoint_crashes", moments, "moments", "none", holds=True),
+        _row("counterexamples", found, "seeds", 0, holds=not found),
+        _row("mutants", kinds, "faults", 5, holds=kinds >= 5),
+        _row("mutants_caught", caught, "faults", 5, holds=caught == kinds),
+        _row("played", round(played_s, 1), "s", "none", holds=True),
+    ]
+    return 0 if all(rows) else 1
+
+
+def _play(seeds: range, actions: int, ledger: str, *, lines: int | None = TRACE) -> int:
+    """Plays seeds; returns how many have a counter-example."""
+    tally, found = Tally(), 0
+    for seed in seeds:
+        counter = play(seed, actions, tally, ledger=ledger)
+        if counter is None:
+            continue
+        found += 1
+        shown = counter.trace if lines is None else [counter.trace[0], *counter.trace[-lines:]]
+        sys.stderr.write("\n".join(shown) + "\n")
+        traceback.print_exception(counter.error)
+        again = f"tests/model/main.py --ledger {ledger} --actions {actions} --seed {seed}"
+        sys.stderr.write(f"seed {seed}, run {counter.run}; again: python {again}\n\n")
+    sys.stderr.write(f"{ledger}: {tally}\n")
+    return found
+
+
+def _is_caught(names: tuple[str, ...]) -> bool:
+    command = [sys.executable, Path(hunt.__file__)]
+    codes = [subprocess.run([*command, name], check=False).returncode for name in names]
+    return all(code == hunt.FOUND for code in codes)
+
+
+def _row(measure: str, value: float, unit: str, goal: float | str, *, holds: bool) -> bool:
+    row = {"measure": measure, "value": value, "unit": unit, "goal": goal, "holds": holds}
+    sys.stdout.write(json.dumps(row) + "\n")
+    return holds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
