@@ -70,6 +70,9 @@ def test_one_trace_id_leads_from_a_turn_to_its_step_and_the_version_after(
     traces = kept.traces()
     trained = [span for span in kept.spans if span["name"] == "episode.train"]
     assert len(trained) == 6 * 4 * 4
+    installed = {
+        other["attributes"]["treadle.version"] for other in kept.spans if other["name"] == "install"
+    }
     for span in trained:
         trace = traces[span["trace"]]
         names = collections.Counter(other["name"] for other in trace)
@@ -86,9 +89,14 @@ def test_one_trace_id_leads_from_a_turn_to_its_step_and_the_version_after(
             if other["name"] == "step" and other["attributes"]["treadle.step"] == step
         )
         assert span["trace"] in of_step["links"]
-        # The engine's install of that version belongs to the step's trace.
-        installs = [other for other in traces[of_step["trace"]] if other["name"] == "install"]
-        assert [other["attributes"]["treadle.version"] for other in installs] == [version]
+        # The install of that version belongs to the step's trace. An engine that is behind may
+        # pass a version over for a newer one; the last is always served.
+        served = min(other for other in installed if other >= version)
+        if served == version:
+            installs = [other for other in traces[of_step["trace"]] if other["name"] == "install"]
+            assert [other["attributes"]["treadle.version"] for other in installs] == [version]
+        else:
+            assert step < 6
     services = {span["service"] for span in kept.spans}
     assert services == {
         "treadle-experience",
