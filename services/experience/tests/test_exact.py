@@ -42,10 +42,10 @@ def test_a_result_that_spans_versions_is_played_again_and_charges_no_retry(world
     world.train(2)
     world.publish(2)
 
-    duplicate = world.complete(first, versions=[2, 3])
+    with pytest.raises(StaleAttemptError):
+        world.complete(first, versions=[2, 3])
 
     episode = world.state.episodes[first.episode_id]
-    assert not duplicate
     assert (episode.result, episode.charged, episode.spanned) == (None, 0, 1)
     with pytest.raises(StaleAttemptError):
         world.complete(first, versions=[2, 3])
@@ -62,10 +62,12 @@ def test_an_episode_that_spans_versions_each_time_has_failed(world) -> None:
     world.complete(second, versions=[2])
     world.train(2)
     world.publish(2)
-    world.complete(first, versions=[2, 3])
+    with pytest.raises(StaleAttemptError):
+        world.complete(first, versions=[2, 3])
     (again,) = held_out(world, 2, replica="r2")
 
-    world.complete(again, versions=[2, 3], replica="r2")
+    with pytest.raises(StaleAttemptError):
+        world.complete(again, versions=[2, 3], replica="r2")
 
     assert world.state.tasks[first.task_id].reason == "inexact"
     assert (outcome(world).num_scored, outcome(world).num_failed) == (1, 1)

@@ -39,8 +39,6 @@ class Bounds:
     smallest_group: int
     drops_last: bool
     """A last batch that cannot be filled is evicted."""
-    exact: bool
-    """Evaluations take tokens of one version's parameters only."""
     in_order: bool
     """Batches take tasks strictly in the order of their opening."""
 
@@ -120,8 +118,6 @@ class Oracle:
         require(key not in self.failed, "an attempt that failed has no result", key)
         for number in sent.versions:
             require(number in self.commits, "tokens are of registered versions (I6)", number)
-        if self.bounds.exact and self.tickets[key].evaluation:
-            return  # what an exact evaluation cannot use is answered, and made again
         self.acknowledged[key[0]] = (key[1], sent.digest)
 
     def refused(self, key: tuple[str, int], sent: Sent, reason: str) -> None:

@@ -356,7 +356,6 @@ def bounds_of(rules: Rules) -> Bounds:
         group_size=rules.group_size,
         smallest_group=rules.min_episodes or rules.group_size,
         drops_last=rules.drop_last,
-        exact=rules.evaluation is not None and rules.evaluation.sets[0].exact,
         in_order=rules.overdue is Overdue.WAIT,
     )
 

@@ -23,7 +23,8 @@ def complete(
 ) -> bool:
     """Records the result of an attempt; whether it was recorded before.
 
-    One that an exact evaluation cannot use ends its attempt instead, and charges no retry.
+    One that cannot be used, by an exact evaluation or by the lag bound, ends its attempt uncharged
+    and is refused as stale: an answer that is no error means that the result is kept.
 
     Raises UnknownEpisodeError, StaleAttemptError, ResultConflictError or UnknownVersionError.
     """
@@ -42,7 +43,7 @@ def complete(
     task = state.tasks[episode.task_id]
     if task.evaluation is not None and not _is_exact(state, task, versions):
         end_attempt(run, episode, Cause.SPANNED)
-        return False
+        raise stale(episode, attempt)
     if not all(admission.may_finish(state, run.rules, task, version) for version in versions):
         # The replica went back to an older step and this is the first that we hear of it.
         end_attempt(run, episode, Cause.RESTORED)
