@@ -71,5 +71,6 @@ conformance: ENGINE ?= transformers
 conformance: setup  ## All promises of an engine: ENGINE=transformers or scripted
 	python -m treadle_rollout.conformance $(ENGINE)
 
-model-tests: setup  ## 200 seeded schedules of the ledger, dying checkpoint writers, and planted faults
+model-tests: setup  ## Long schedules of the ledger and of refit, dying checkpoint writers, and planted faults
 	python tests/model/main.py
+	pytest -q -o timeout=900 --hypothesis-profile=long services/refit/tests/test_schedules.py
