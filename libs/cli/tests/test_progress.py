@@ -61,3 +61,17 @@ def test_what_an_earlier_life_of_the_run_wrote_is_not_told_again(
     Progress(tmp_path, steps=9).report()
 
     assert capsys.readouterr().out == ""
+
+
+def test_only_rows_of_the_replica_say_how_fast_it_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress(tmp_path, steps=9)
+    replica = {"time": 99.0, "name": "rollout", "tokens_per_s": 7000.0, "waited_s": 0.0}
+    other = {"time": 99.5, "name": "install", "install_s": 0.001}
+    append(tmp_path / "metrics" / "rollout.jsonl", replica, other)
+    append(tmp_path / "metrics" / "trainer.jsonl", STEP)
+
+    progress.report()
+
+    assert "7.0k tokens/s sampled" in capsys.readouterr().out

@@ -49,7 +49,8 @@ class Progress:
     def report(self) -> None:
         """Prints what is new."""
         for row in self._rollout.rows():
-            self._note_engine(row)
+            if row["name"] == "rollout":
+                self._note_engine(row)
         for row in self._experience.rows():
             if row["name"] == "evaluation":
                 print(_evaluation_line(row), flush=True)
