@@ -55,7 +55,7 @@ def test_the_recipe_of_the_demo_becomes_rules() -> None:
     ("changes", "expected"),
     [
         pytest.param({"deadline_s": ...}, "deadline_s: required", id="deadline-required"),
-        pytest.param({"steps": 0}, "steps: ", id="steps"),
+        pytest.param({"steps": -1}, "steps: ", id="steps"),
         pytest.param({"tasks_per_step": 0}, "tasks_per_step: ", id="tasks"),
         pytest.param({"group_size": -1}, "group_size: ", id="group"),
         pytest.param({"max_lag": -1}, "max_lag: ", id="lag"),

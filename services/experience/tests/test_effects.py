@@ -84,6 +84,24 @@ def test_an_evaluation_is_one_row_without_a_score_where_there_is_none(
     }
 
 
+def test_a_score_has_the_standard_error_of_its_mean(
+    make_world, make_effects, tools, tmp_path
+) -> None:
+    world = make_world(evaluation=tools.evaluation(limit=4), retries=0).start()
+    effects = make_effects(world)
+    failing, *others = world.lease(1)
+
+    world.fail(failing)
+    for ticket, reward in zip(others, (0.0, 1.0, 2.0), strict=True):
+        world.complete(ticket, reward=reward)
+    for transition in world.run.take():
+        effects.follow(transition)
+
+    (row,) = rows(tmp_path)
+    assert (row["score"], row["num_scored"], row["num_failed"]) == (1.0, 3, 1)
+    assert row["std_error"] == pytest.approx(1 / 3**0.5)
+
+
 def test_counts_are_logged_when_there_is_news(make_world, make_effects, tmp_path) -> None:
     world = make_world().start()
     effects = make_effects(world)

@@ -141,6 +141,18 @@ def test_the_last_step_is_scored_before_the_run_is_complete(make_world, tools) -
     assert steps.is_complete(world.run)
 
 
+def test_a_run_of_no_steps_scores_its_start_and_is_complete(make_world, tools) -> None:
+    world = make_world(evaluation=tools.evaluation(share=0.1), steps=0).start()
+
+    claim = world.claim(1)
+    before_scores = steps.is_complete(world.run)
+    score(world, 1, rewards=[1.0] * 3, step=0)
+
+    assert claim.complete
+    assert not world.lease(1)
+    assert (before_scores, steps.is_complete(world.run)) == (False, True)
+
+
 def test_a_last_step_that_is_known_late_is_scored_from_the_version_that_is_there(
     make_world, tools
 ) -> None:

@@ -10,6 +10,7 @@ from treadle_experience.core.errors import (
     UnknownEpisodeError,
 )
 from treadle_experience.core.faults import Fault, FaultReason
+from treadle_experience.core.rules import Overdue
 from treadle_experience.core.state import EpisodeState, TaskState
 
 
@@ -103,6 +104,57 @@ def test_a_quarantined_task_is_replaced_by_the_next_unclaimed_one(make_world) ->
     account = world.account()
     assert len(account.places["quarantined"]) == 2
     assert account.double_counted() == account.missing() == set()
+
+
+LATE = {"overdue": Overdue.LATE, "max_overdue_lag": 3}
+
+
+def test_a_task_that_was_passed_over_takes_the_free_place_and_no_other(make_world) -> None:
+    world = make_world(group_size=1, **LATE).start()
+    slow, *quick = world.lease(1)
+    for ticket in quick:
+        world.complete(ticket)
+    batch = names(world.claim(1))
+    world.complete(slow)
+
+    world.hand_back(1, (member(world, batch[1]), FaultReason.QUARANTINED))
+
+    assert batch == ["t000002", "t000003"]
+    assert names(world.claim(1)) == ["t000001", "t000002"]
+    assert world.state.kept == set()
+    assert world.reload() == world.state
+
+
+@pytest.mark.parametrize("rules", [LATE, {"overdue": Overdue.EVICT}], ids=["late", "evict"])
+def test_a_lost_member_keeps_its_place_beside_one_that_is_replaced(make_world, rules) -> None:
+    world = make_world(group_size=1, **rules).start()
+    ready(world)
+    batch = names(world.claim(1))
+    lost, unfit = (member(world, task_id) for task_id in batch)
+
+    world.hand_back(1, (lost, FaultReason.PAYLOAD_LOST), (unfit, FaultReason.QUARANTINED))
+
+    assert world.claim(1) == steps.Claim()  # two others are ready
+    ready(world)
+    assert names(world.claim(1)) == [batch[0], "t000003"]
+
+
+def test_a_narrow_window_opens_again_where_later_steps_moved_down(make_world) -> None:
+    world = make_world(tasks_per_step=1, group_size=1, adaptive=True).start()
+    three_steps(world)
+    for step in (1, 2, 3):
+        world.claim(step)
+        world.report(step)
+    world.claim(4)
+    world.acquire("another", world.state.head().digest)
+    world.hand_back(1, (member(world, *world.state.steps[1].task_ids), FaultReason.QUARANTINED))
+    for step in (1, 2):
+        world.claim(step)
+        world.report(step)
+
+    world.claim(3)
+
+    assert world.state.starved_step == 3
 
 
 def test_a_replacement_that_still_runs_is_waited_for(make_world) -> None:

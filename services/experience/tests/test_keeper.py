@@ -305,3 +305,19 @@ async def test_followers_see_each_transition_once_it_is_durable(make_world) -> N
 
         assert seen == loaded[-len(seen) :]
         assert len(seen) == 3  # a task and two tickets
+
+
+async def test_the_time_of_appends_is_counted(make_world) -> None:
+    now = [0.0]
+
+    class SlowLedger(MemoryLedger):
+        def append(self, transitions, writer_epoch) -> None:
+            super().append(transitions, writer_epoch)
+            now[0] += 2.0
+
+    async with kept(make_world(max_lag=9).start(), SlowLedger(), clock=lambda: now[0]) as keeper:
+        await keeper.ask(lease())
+        now[0] += 1.0
+        await keeper.ask(lease())
+
+        assert keeper.row() == {"append_s": 4.0, "up_s": 5.0}

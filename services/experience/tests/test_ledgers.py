@@ -1,6 +1,12 @@
 """What every Ledger promises, and what only the SQLite one can break."""
 
+import ctypes
+import errno
+import platform
+import shutil
 import sqlite3
+import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -8,7 +14,12 @@ from treadle_core.errors import InvalidFieldError
 from treadle_experience.adapters.memory import MemoryLedger
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger, read_journal
 from treadle_experience.core import versions
-from treadle_experience.core.errors import LedgerFormatError, WriterFencedError, WrongRunError
+from treadle_experience.core.errors import (
+    LedgerFormatError,
+    LedgerFullError,
+    WriterFencedError,
+    WrongRunError,
+)
 from treadle_experience.core.faults import FaultReason
 from treadle_experience.core.run import Run
 from treadle_experience.core.transitions import (
@@ -127,6 +138,91 @@ def test_an_append_that_fails_stores_nothing(tmp_path, journal) -> None:
 
     assert len(list(ledger.load())) == 3
     ledger.close()
+
+
+FSYNCS = {"x86_64": (74, 75), "aarch64": (82, 83)}
+"""Numbers of fsync and fdatasync."""
+
+
+def without_fsync(number: int, call, *arguments):
+    """Calls in a thread whose fsyncs the kernel answers with the error `number`."""
+    fsyncs = FSYNCS.get(platform.machine())
+    if fsyncs is None:
+        pytest.skip("unknown numbers of system calls")
+    load, equal, answer = 0x20, 0x15, 0x06  # seccomp's instructions: code, jumps if and else, value
+    rules = [(load, 0, 0, 0), (equal, 2, 0, fsyncs[0]), (equal, 1, 0, fsyncs[1])]
+    rules += [(answer, 0, 0, 0x7FFF0000), (answer, 0, 0, 0x00050000 | number)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 5, ctypes.addressof(code)))
+
+    def run():
+        libc = ctypes.CDLL(None)
+        assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+        assert libc.prctl(22, 2, program) == 0  # PR_SET_SECCOMP, by a filter
+        return call(*arguments)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_only_at_the_fsync_stores_nothing_and_may_be_tried_again(
+    tmp_path, journal, number
+) -> None:
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    epoch = ledger.acquire("run")
+    ledger.append(journal[:3], epoch)
+
+    for _ in range(2):
+        with pytest.raises(LedgerFullError, match="disk I/O error"):
+            without_fsync(number, ledger.append, journal[3:6], epoch)
+    while_full = len(list(ledger.load()))
+    ledger.append(journal[3:9], epoch)  # what was decided meanwhile goes with it
+
+    assert while_full == read_journal(tmp_path / FILE_NAME).position - 6 == 3
+    assert list(ledger.load()) == journal[:9]
+    ledger.close()
+
+
+def test_a_disk_that_is_full_only_at_the_fsync_cannot_be_acquired(tmp_path) -> None:
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+
+    with pytest.raises(LedgerFullError):
+        without_fsync(errno.ENOSPC, ledger.acquire, "run")
+
+    assert ledger.acquire("run") == 1
+    ledger.close()
+
+
+def test_a_broken_disk_is_no_full_one(tmp_path, journal) -> None:
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    epoch = ledger.acquire("run")
+
+    with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
+        without_fsync(errno.EIO, ledger.append, journal[:3], epoch)
+    ledger.close()
+
+
+def test_what_was_written_but_never_synced_is_written_again_by_who_reads_it(
+    tmp_path, journal
+) -> None:
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    epoch = ledger.acquire("run")
+    ledger.append(journal[:3], epoch)
+    with pytest.raises(LedgerFullError):
+        without_fsync(errno.ENOSPC, ledger.append, journal[3:6], epoch)
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{tmp_path / FILE_NAME}{suffix}", f"{crashed / FILE_NAME}{suffix}")
+    ledger.close()
+    successor = SqliteLedger(crashed / FILE_NAME)
+    successor.acquire("run")
+    shutil.copy(crashed / FILE_NAME, tmp_path / "alone")
+
+    assert len(list(successor.load())) == 6
+    assert read_journal(tmp_path / "alone").position == 6  # without its write-ahead log
+    successor.close()
 
 
 def test_a_file_of_another_format_is_refused(tmp_path) -> None:

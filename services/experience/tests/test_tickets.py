@@ -25,6 +25,12 @@ def test_a_task_is_ready_when_all_members_are_done(make_world) -> None:
     assert (half, world.state.tasks[first.task_id].state) == (TaskState.OPEN, TaskState.READY)
 
 
+def test_a_replica_that_serves_nothing_gets_no_ticket(make_world) -> None:
+    world = make_world().start()
+
+    assert world.lease(0, 1) == []
+
+
 def test_a_repeated_result_is_a_duplicate_and_another_one_a_conflict(make_world) -> None:
     world = make_world().start()
     ticket = world.lease(1, 1)[0]

@@ -42,14 +42,16 @@ class EvaluationSetConfig(Config):
     """How these episodes sample."""
     exact: bool = False
     """Count only episodes all of whose tokens are of the parameters that are scored: others are
-    played again, up to `retries` times, and those that no engine serves any more have failed."""
+    played again, up to `retries` times, and those that no engine serves any more have failed. With
+    one replica that is all that has not ended when the next version is installed, so that such a
+    score is of the fast episodes; the start and the last step are scored whole."""
 
 
 class EvaluationConfig(Config):
     """When and how the policy is scored. The start and the last step always are."""
 
     every: int = Field(ge=1)
-    """Steps between evaluations."""
+    """Steps between evaluations; a multiple of the trainer's `publish_every`."""
     share: float = Field(default=0.25, gt=0, le=1)
     """Part of a replica's slots that evaluation may take while training goes on."""
     sets: list[EvaluationSetConfig] = Field(min_length=1)
@@ -74,8 +76,8 @@ class EvaluationConfig(Config):
 class ExperienceConfig(ServiceConfig):
     """The section `experience` of a recipe, and where the service listens."""
 
-    steps: int = Field(ge=1)
-    """The last step, unless the tasks end before."""
+    steps: int = Field(ge=0)
+    """The last step, unless the tasks end before; 0 only scores the start parameters."""
     tasks_per_step: int = Field(ge=1)
     """Tasks in the batch of a step."""
     group_size: int = Field(ge=1)

@@ -1,8 +1,12 @@
 """What follows from a transition once it is durable: rows of numbers, and files that may go."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import sqrt
+from statistics import stdev
 
-from treadle_experience.core.state import RunState
+from treadle_experience.core import evaluation
+from treadle_experience.core.state import EvaluationKey, RunState
 from treadle_experience.core.transitions import EvaluationScored, PayloadsReleased, Transition
 from treadle_payloads.store import PayloadStore
 from treadle_runtime.failpoints import failpoint
@@ -21,7 +25,7 @@ class Effects:
     def follow(self, transition: Transition) -> None:
         """Does what `transition` asks for."""
         if isinstance(transition, EvaluationScored):
-            self.tracker.log("evaluation", _evaluation_row(transition))
+            self.tracker.log("evaluation", self._evaluation_row(transition))
         elif isinstance(transition, PayloadsReleased):
             failpoint("experience.release.before_delete")
             for sha256 in transition.stored:
@@ -29,8 +33,8 @@ class Effects:
                 if sha256 not in self.state.references:
                     self.store.delete(sha256)
 
-    def log_counts(self) -> None:
-        """Logs a row of counts, where there is news since the last one."""
+    def log_counts(self, more: Mapping[str, float] | None = None) -> None:
+        """Logs a row of counts and of what `more` says, where there is news since the last one."""
         state = self.state
         if state.position == self._position:
             return
@@ -46,16 +50,21 @@ class Effects:
         row |= {f"failures_{name}": count for name, count in state.failures.items()}
         row |= {f"reason_{name}": count for name, count in state.reasons.items()}
         row["lost_payloads"] = state.lost_payloads
-        self.tracker.log("counts", row)
+        self.tracker.log("counts", row | dict(more or {}))
 
-
-def _evaluation_row(scored: EvaluationScored) -> dict[str, float | int | str]:
-    row: dict[str, float | int | str] = {
-        "evaluation": scored.name,
-        "step": scored.step,
-        "num_scored": scored.num_scored,
-        "num_failed": scored.num_failed,
-        "oldest_version": scored.oldest_version,
-        "newest_version": scored.newest_version,
-    }
-    return row if scored.score is None else row | {"score": scored.score}
+    def _evaluation_row(self, scored: EvaluationScored) -> dict[str, float | int | str]:
+        row: dict[str, float | int | str] = {
+            "evaluation": scored.name,
+            "step": scored.step,
+            "num_scored": scored.num_scored,
+            "num_failed": scored.num_failed,
+            "oldest_version": scored.oldest_version,
+            "newest_version": scored.newest_version,
+        }
+        if scored.score is not None:
+            row["score"] = scored.score
+        key = EvaluationKey(scored.step, scored.name)
+        rewards = evaluation.rewards(self.state, self.state.evaluations[key])
+        if len(rewards) > 1:
+            row["std_error"] = stdev(rewards) / sqrt(len(rewards))
+        return row

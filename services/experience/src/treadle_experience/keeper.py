@@ -75,6 +75,8 @@ class Keeper:
         self._failure: BaseException | None = None
         self._full: LedgerFullError | None = None
         self._full_since = 0.0
+        self._began = clock()
+        self._append_s = 0.0
         self._draining = False
         self._thread = ThreadPoolExecutor(1, "ledger")
         if self._queue:
@@ -89,6 +91,11 @@ class Keeper:
     def is_able(self) -> bool:
         """Whether decisions are taken: False while the ledger is full, or has failed."""
         return self._full is None and self._failure is None
+
+    def row(self) -> dict[str, float]:
+        """Seconds since the start, and how many of them an append was on its way."""
+        up_s = self._clock() - self._began
+        return {"append_s": round(self._append_s, 3), "up_s": round(up_s, 3)}
 
     async def ask(self, decide: Callable[[Run], A]) -> A:
         """Decides, and answers once that is durable. Raises what `decide` raises, then too.
@@ -197,6 +204,7 @@ class Keeper:
 
     async def _append(self, batch: list[Transition]) -> None:
         loop = asyncio.get_running_loop()
+        began = self._clock()
         try:
             async with asyncio.timeout(APPEND_LIMIT_S):
                 await loop.run_in_executor(self._thread, self._store, batch)
@@ -208,6 +216,8 @@ class Keeper:
             failure = error if isinstance(error, TreadleError) else LedgerFailedError(repr(error))
             self._fail(failure)
             raise failure from error
+        finally:
+            self._append_s += self._clock() - began
         failpoint("experience.append.before_reply")
         self._durable += len(batch)
         self._go_on()

@@ -18,7 +18,7 @@ from treadle_experience.servicer import SERVICE_NAME, ExperienceServicer
 from treadle_payloads.files import FileStore
 from treadle_runtime import config, server
 from treadle_runtime.plugins import PluginConfig, build
-from treadle_runtime.tracker import JsonlTracker
+from treadle_runtime.tracker import of_service
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ async def main(settings: ExperienceConfig) -> None:
     # Before the ledger: who stands by must not fence who serves.
     await server.claim(settings.listen)
     store = FileStore(settings.run.dir / "payloads")
-    tracker = JsonlTracker(settings.run.dir / "metrics" / "experience.jsonl")
+    tracker = of_service(settings.run, "experience")
     effects = Effects(run.state, store, tracker)
     keeper = await _keeper(run, _ledger(settings), effects)
     servicer = ExperienceServicer(keeper, run.rules, store)
@@ -42,13 +42,13 @@ async def main(settings: ExperienceConfig) -> None:
                 listen=settings.listen,
                 register=servicer.register,
                 proto_services=(SERVICE_NAME,),
-                background=(keeper.write, keeper.sweep, partial(_log_counts, effects)),
+                background=(keeper.write, keeper.sweep, partial(_log_counts, effects, keeper)),
                 drain=keeper.drain,
                 is_able=lambda: keeper.is_able,
             )
         )
     finally:
-        effects.log_counts()
+        effects.log_counts(keeper.row())
         keeper.close()
 
 
@@ -70,10 +70,10 @@ async def _keeper(run: Run, ledger: Ledger, effects: Effects) -> Keeper:
         await asyncio.sleep(FULL_RETRY_S)
 
 
-async def _log_counts(effects: Effects) -> None:
+async def _log_counts(effects: Effects, keeper: Keeper) -> None:
     while True:
         await asyncio.sleep(_COUNTS_EVERY_S)
-        effects.log_counts()
+        effects.log_counts(keeper.row())
 
 
 def _sources(settings: ExperienceConfig) -> Mapping[str, Read]:

@@ -1,8 +1,11 @@
 """Ledger `sqlite`: one file, WAL, an fsync for each append."""
 
 import contextlib
+import errno
 import json
+import os
 import sqlite3
+import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -43,6 +46,8 @@ CREATE TABLE inline_payload (episode_id TEXT PRIMARY KEY, payload BLOB NOT NULL)
 _BUSY_S = 10.0
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 """Codes of a write that found no room: of the file, and of the index of its write-ahead log."""
+_FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PROBE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +86,12 @@ class SqliteLedger:
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
+            # What a process wrote whose fsync failed can be read here, and may not be on the disk
+            # although another fsync succeeds. This writes it again, into the file itself.
+            self._db.execute("PRAGMA wal_checkpoint")
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode in _FULL:
+            if error.sqlite_errorcode in _FULL or _is_io_error(error):
                 raise
             raise LedgerFormatError(
                 f"{self._path}: {error}", field="ledger", value=error
@@ -116,6 +124,21 @@ class SqliteLedger:
             (self._position + place, kind_of(transition), _dumps(to_body(transition)))
             for place, transition in enumerate(transitions, start=1)
         ]
+        try:
+            self._insert(rows, transitions, writer_epoch)
+        except sqlite3.OperationalError as error:
+            if not _is_io_error(error):
+                raise
+            # There is room by now, or the disk is broken: then it fails again.
+            self._insert(rows, transitions, writer_epoch)
+        self._position += len(rows)
+
+    def _insert(
+        self,
+        rows: Sequence[tuple[int, str, str]],
+        transitions: Sequence[Transition],
+        writer_epoch: int,
+    ) -> None:
         with _room_on(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:
@@ -124,7 +147,6 @@ class SqliteLedger:
                 for transition in transitions:
                     self._store_payloads(transition)
                 failpoint("experience.ledger.before_commit")
-        self._position += len(rows)
 
     def close(self) -> None:
         self._db.close()
@@ -157,15 +179,38 @@ class SqliteLedger:
 
 @contextlib.contextmanager
 def _room_on(path: Path) -> Generator[None]:
-    """Raises LedgerFullError where the disk has no room; the transaction was rolled back then."""
+    """Raises LedgerFullError where the disk has no room; the transaction was rolled back then.
+
+    Also after an fsync that failed: only a connection that is opened anew would believe the pages
+    whose state is unknown; this one writes all of them again with the next append.
+    """
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode not in _FULL:
+        if error.sqlite_errorcode not in _FULL and not (
+            _is_io_error(error) and _lacks_room(path.parent)
+        ):
             raise
         raise LedgerFullError(
             f"ledger {path}: {error}", field="ledger", limit="room on its disk", value="none"
         ) from error
+
+
+def _is_io_error(error: sqlite3.Error) -> bool:
+    """All that SQLite says of an fsync without room, and of a quota, is that I/O failed."""
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
+
+
+def _lacks_room(directory: Path) -> bool:
+    """Whether a file of some size finds no room, or none at its fsync."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fdatasync(file.fileno())
+    except OSError as error:
+        return error.errno in _FULL_DISK
+    return False
 
 
 @dataclass(frozen=True, slots=True)

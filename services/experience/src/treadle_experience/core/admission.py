@@ -35,8 +35,8 @@ def may_open(state: RunState, rules: Rules, step: int) -> bool:
     usable = (rules.steps - state.last_claimed()) * rules.tasks_per_step
     if occupied >= usable:
         return False
-    lag = rules.max_lag if _is_starved(state, rules) else rules.window_lag(state.pace.lag)
-    return occupied + tasks_beyond(state, step) < (lag + 1) * rules.tasks_per_step
+    size = rules.bound if _is_starved(state, rules) else rules.window_size(state.aim)
+    return occupied + tasks_beyond(state, step) < size
 
 
 def _is_starved(state: RunState, rules: Rules) -> bool:

@@ -8,7 +8,7 @@ from treadle_core.tickets import Sampling
 from treadle_core.versions import Version, VersionState
 from treadle_experience.core import transitions as happened
 from treadle_experience.core.errors import LedgerFormatError
-from treadle_experience.core.pace import Pace, after_step
+from treadle_experience.core.pace import after_step
 from treadle_experience.core.state import (
     Cause,
     Checkpoint,
@@ -54,7 +54,7 @@ def _fold(transition: happened.Transition, state: RunState) -> None:
 def _run_began(transition: happened.RunBegan, state: RunState) -> None:
     state.run_id = transition.run_id
     state.settings = transition.settings
-    state.pace = Pace(transition.settings["max_lag"] // 2)
+    state.aim = transition.settings["max_lag"] / 2
 
 
 @_fold.register
@@ -187,6 +187,7 @@ def _step_unclaimed(transition: happened.StepUnclaimed, state: RunState) -> None
             if task.state is TaskState.CLAIMED:
                 _move_task(state, task, TaskState.READY)
             insort(state.window, task.order)
+            state.kept.add(task.order)
     state.claimed_through.pop()
     if state.last_step == transition.step:
         state.last_step = None
@@ -215,7 +216,8 @@ def _step_trained(transition: happened.StepTrained, state: RunState) -> None:
     state.trained_step = transition.step
     for task_id in state.steps[transition.step].task_ids:
         _move_task(state, state.tasks[task_id], TaskState.TRAINED)
-    state.pace = after_step(state.pace, transition.metrics, state.settings["max_lag"])
+    max_lag = state.settings["max_lag"]
+    state.aim = after_step(state.aim, transition.step, transition.metrics, max_lag)
 
 
 @_fold.register
@@ -329,6 +331,7 @@ def _move_task(state: RunState, task: Task, to: TaskState) -> None:
     in_window = task.evaluation is None and not task.step and task.state in _IN_WINDOW
     if in_window and to not in _IN_WINDOW:
         del state.window[_index(state.window, task.order)]
+        state.kept.discard(task.order)
     state.task_counts[task.state] -= 1
     state.task_counts[to] += 1
     task.state = to

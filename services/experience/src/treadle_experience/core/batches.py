@@ -43,7 +43,7 @@ def form(run: Run, step: int) -> None:
         if (
             rules.adaptive
             and len(state.window) < rules.tasks_per_step
-            and state.starved_step < step
+            and state.starved_step != step
         ):
             run.record(TrainerStarved(step))
         return
@@ -61,9 +61,9 @@ def form(run: Run, step: int) -> None:
 def mend(run: Run, step: int) -> None:
     """Takes members that left for good out of the recorded batch of `step`.
 
-    The newest batch is given up, so that forming it anew fills their places with the next
-    unclaimed tasks. Where a later batch is recorded, or the run is closed, nothing fills them, and
-    a batch without members is no step at all.
+    The newest batch is given up, so that forming it anew fills their places, and no others, with
+    the next unclaimed tasks. Where a later batch is recorded, or the run is closed, nothing fills
+    them, and a batch without members is no step at all.
     """
     state = run.state
     while (recorded := state.steps.get(step)) is not None:
@@ -101,18 +101,19 @@ def _choose(state: RunState, rules: Rules) -> list[Task] | None:
     """The members of the next batch, oldest first, fewer than a batch once the tasks have ended.
 
     None while one of them still runs or is still to come. `wait` takes the oldest tasks, the
-    others the oldest ready ones.
+    others what is left of a batch that was given up, and then the oldest ready ones.
     """
     size = rules.tasks_per_step
-    if rules.overdue is Overdue.WAIT:
-        chosen = [state.task_of(order) for order in state.window[:size]]
-        complete = all(task.state is TaskState.READY for task in chosen)
-    else:
-        window = [state.task_of(order) for order in state.window]
-        chosen = [task for task in window if task.state is TaskState.READY][:size]
-        complete = len(chosen) == min(size, len(window))
-    short = len(chosen) < size
-    return None if not complete or (short and not state.exhausted) else chosen
+    window = [state.task_of(order) for order in state.window]
+    if rules.overdue is not Overdue.WAIT:
+        kept = [task for task in window if task.order in state.kept]
+        others = [task for task in window if task.order not in state.kept]
+        window = kept + [task for task in others if task.state is TaskState.READY]
+    chosen = sorted(window[:size], key=lambda task: task.order)
+    if any(task.state is not TaskState.READY for task in chosen):
+        return None
+    ended = state.exhausted and len(chosen) == len(state.window)
+    return chosen if len(chosen) == size or ended else None
 
 
 def _evict_stale(run: Run, step: int) -> None:

@@ -80,24 +80,28 @@ def close_if_done(run: Run, key: EvaluationKey) -> None:
     evaluation = run.state.evaluations[key]
     if evaluation.pending or evaluation.outcome:
         return
-    rewards: list[float] = []
+    scored = rewards(run.state, evaluation)
     versions: set[int] = set()
     for episode in _episodes(run.state, evaluation):
         if episode.result is not None:
             versions |= set(episode.result.versions)
-            if episode.result.reward is not None:
-                rewards.append(episode.result.reward)
     run.record(
         EvaluationScored(
             name=key.name,
             step=key.step,
-            score=sum(rewards) / len(rewards) if rewards else None,
-            num_scored=len(rewards),
-            num_failed=evaluation.size - len(rewards),
+            score=sum(scored) / len(scored) if scored else None,
+            num_scored=len(scored),
+            num_failed=evaluation.size - len(scored),
             oldest_version=min(versions, default=0),
             newest_version=max(versions, default=0),
         )
     )
+
+
+def rewards(state: RunState, evaluation: Evaluation) -> list[float]:
+    """Those of its episodes that have one, in the order of the tasks."""
+    results = [episode.result for episode in _episodes(state, evaluation)]
+    return [each.reward for each in results if each is not None and each.reward is not None]
 
 
 def final_is_scored(run: Run) -> bool:

@@ -76,7 +76,7 @@ class Rules:
 
     @property
     def bound(self) -> int:
-        """Tasks that may be ahead of a token's task, less one step's worth: the window's size."""
+        """Tasks that may be ahead of a token's task, less one step's worth: a full window."""
         return (self.max_lag + 1) * self.tasks_per_step
 
     @property
@@ -89,9 +89,10 @@ class Rules:
         """Most steps that any trained token may lag."""
         return self.max_lag if self.max_overdue_lag is None else self.max_overdue_lag
 
-    def window_lag(self, aim: int) -> int:
-        """Lag that the window allows, in steps; `aim` is what an adaptive one aims at."""
-        return min(self.max_lag, aim) if self.adaptive else self.max_lag
+    def window_size(self, aim: float) -> int:
+        """Tasks of the window; `aim` is the lag that an adaptive one aims at, in steps."""
+        aimed = int((aim + 1) * self.tasks_per_step)
+        return min(self.bound, aimed) if self.adaptive else self.bound
 
     def fixed(self) -> dict[str, int]:
         """The rules that a run cannot change."""

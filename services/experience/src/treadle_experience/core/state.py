@@ -12,7 +12,6 @@ from enum import StrEnum
 from treadle_core.episodes import Termination
 from treadle_core.tickets import Json, Sampling
 from treadle_core.versions import Version
-from treadle_experience.core.pace import Pace
 
 
 class TaskState(StrEnum):
@@ -227,6 +226,8 @@ class RunState:
     """Training tasks opened; the order of the newest."""
     window: list[int] = field(default_factory=list[int])
     """Orders of the open and ready training tasks that no batch holds, ascending."""
+    kept: set[int] = field(default_factory=set[int])
+    """Those of them whose batch was given up: the next batch that is formed takes them first."""
     waiting: list[int] = field(default_factory=list[int])
     """Orders of the open training tasks that have a waiting member, ascending."""
 
@@ -240,8 +241,8 @@ class RunState:
     closed: bool = False
     """The last step was trained once; nothing is opened or claimed anew."""
 
-    pace: Pace = field(default_factory=Pace)
-    """What an adaptive window aims at."""
+    aim: float = 0.0
+    """Lag that an adaptive window aims at, in steps; a fraction is of a step's tasks."""
     starved_step: int = 0
     """Newest step whose claim found an adaptive window too narrow."""
 

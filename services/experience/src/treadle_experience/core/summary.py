@@ -48,5 +48,5 @@ def summarise(run: Run) -> Summary:
         last_step=state.last_step or 0,
         reasons=dict(state.reasons),
         lost_payloads=state.lost_payloads,
-        window_lag=run.rules.window_lag(state.pace.lag),
+        window_lag=(run.rules.window_size(state.aim) - 1) // run.rules.tasks_per_step,
     )

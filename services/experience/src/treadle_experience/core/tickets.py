@@ -53,8 +53,10 @@ def lease(
 ) -> list[Ticket]:
     """Issues up to `max_tickets` tickets: evaluation within its share, then oldest task first.
 
-    Raises UnknownVersionError.
+    None to a replica that serves nothing yet, `served_version` 0. Raises UnknownVersionError.
     """
+    if not served_version:
+        return []
     version = committed_version(run.state, "served_version", served_version)
     end_forbidden(run, replica_id, version)
     evaluation.end_overtaken(run, version)

@@ -1,0 +1,123 @@
+"""What was said in an episode: its tokens as text, turn by turn."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from treadle_core.episodes import NO_VERSION, Segment
+from treadle_core.errors import PayloadMissingError
+from treadle_experience.adapters.sqlite import FILE_NAME
+from treadle_experience.episodes_ledger import Record, payloads_of, read_episodes, read_segments
+from treadle_payloads.store import PayloadStore
+
+
+class Words:
+    """Turns token ids into text; into the ids themselves where there is no tokenizer."""
+
+    def __init__(self, tokenizer: Path | None) -> None:
+        """`tokenizer` is a `tokenizer.json`."""
+        self._tokenizer = Tokenizer.from_file(str(tokenizer)) if tokenizer else None
+
+    @classmethod
+    def of_run(cls, directory: Path) -> "Words":
+        """Those of the run's own tokenizer, where its model folder or a checkpoint has it."""
+        return cls(find_tokenizer(directory))
+
+    @property
+    def are_ids(self) -> bool:
+        """There is no tokenizer."""
+        return self._tokenizer is None
+
+    def of(self, ids: Sequence[int]) -> str:
+        """The text of some tokens, special ones included."""
+        if self._tokenizer is None:
+            return " ".join(map(str, ids))
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one side said without a break."""
+
+    role: str
+    """`prompt`, `policy`, or `observation`."""
+    text: str
+    versions: tuple[int, ...]
+    """Distinct versions that sampled it, ascending; none unless the policy said it."""
+
+    def row(self) -> dict[str, Any]:
+        """The piece as JSON."""
+        return {"role": self.role, "text": self.text, "versions": list(self.versions)}
+
+
+def pieces(segments: Iterable[Segment], words: Words) -> Iterator[Piece]:
+    """The segments of an episode, cut where the policy begins and ends to speak."""
+    for segment in segments:
+        edges = [0, *(np.flatnonzero(np.diff(segment.sampled)) + 1).tolist(), segment.num_tokens]
+        for start, end in pairwise(edges):
+            text = words.of(segment.token_ids[start:end].tolist())
+            if not segment.sampled[start]:
+                yield Piece("observation" if start else "prompt", text, ())
+                continue
+            versions = set(segment.policy_version[start:end].tolist()) - {NO_VERSION}
+            yield Piece("policy", text, tuple(sorted(versions)))
+
+
+def before_and_after(directory: Path, evaluation: str) -> list[dict[str, Any]]:
+    """The same tasks of an evaluation set at the first and at the last step that was scored.
+
+    An entry of `treadle.transcripts`: {"task", "before", "after"} for each task, in their order,
+    with the task as JSON; each side has {"step", "reward" (or None), "termination", "pieces"}, the
+    pieces {"role", "text", "versions"}. Empty where fewer than two steps were scored, or the run
+    keeps no ledger in a file.
+    """
+    if not (directory / FILE_NAME).is_file():
+        return []
+    steps: dict[int, dict[int, Record]] = {}
+    for record in read_episodes(directory):
+        if record.evaluation == evaluation and record.result:
+            steps.setdefault(record.step, {})[record.order] = record
+    if len(steps) < 2:
+        return []
+    before, after = steps[min(steps)], steps[max(steps)]
+    words, store = Words.of_run(directory), payloads_of(directory)
+    pairs: list[dict[str, Any]] = []
+    for order in sorted(before.keys() & after.keys()):
+        try:
+            sides = [_side(each, store, words) for each in (before[order], after[order])]
+        except PayloadMissingError:  # a transcript less
+            continue
+        pairs.append({"task": dict(before[order].spec), "before": sides[0], "after": sides[1]})
+    return pairs
+
+
+def find_tokenizer(directory: Path) -> Path | None:
+    """The `tokenizer.json` that a run began with: of its model folder, or kept by a checkpoint."""
+    try:
+        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        model, digest = record["recipe"]["run"]["model"], record["model"]["tokenizer.json"]
+    except (FileNotFoundError, KeyError):
+        return None
+    checkpoints = sorted((directory / "checkpoints").glob("step-*"), reverse=True)
+    for folder in (Path(record.get("started_in", "")) / model, *checkpoints):
+        path = folder / "tokenizer.json"
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+            return path
+    return None
+
+
+def _side(record: Record, store: PayloadStore | None, words: Words) -> dict[str, Any]:
+    said = pieces(read_segments(record, store), words)
+    return {
+        "step": record.step,
+        "reward": record.result and record.result.reward,
+        "termination": record.result and record.result.termination.value,
+        "pieces": [each.row() for each in said],
+    }
