@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle_runtime.files import LockHeldError, hold_lock, write_durably
+from treadle_runtime.files import LockHeldError, hold_lock, is_locked, write_durably
 from treadle_runtime.tracker import JsonlTracker
 
 
@@ -17,7 +17,12 @@ def test_a_durable_write_replaces_whole_files_and_leaves_nothing_beside(tmp_path
 
 
 def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "lock")
+    assert not (tmp_path / "lock").exists()
+
     hold_lock(tmp_path / "lock")
+
+    assert is_locked(tmp_path / "lock")
 
     with pytest.raises(LockHeldError, match="lock is held"):
         hold_lock(tmp_path / "lock")

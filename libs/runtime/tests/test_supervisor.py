@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from treadle_runtime import supervisor
+from treadle_runtime import liveness, supervisor
 from treadle_runtime.deaths import _counter, memory_kill
 from treadle_runtime.supervisor import ChildFailedError, ChildSpec, Supervisor
 from treadle_runtime.tracker import JsonlTracker
@@ -30,6 +31,12 @@ def supervised(directory: Path, *specs: ChildSpec) -> Supervisor:
 def deaths(directory: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (directory / "lives.jsonl").read_text().splitlines()]
     return [row for row in rows if row["name"] == "death"]
+
+
+def pid_of(directory: Path) -> int:
+    """Of the only child's only life."""
+    (row,) = map(json.loads, (directory / "lives.jsonl").read_text().splitlines())
+    return row["pid"]
 
 
 COUNT = """
@@ -151,6 +158,85 @@ async def test_deaths_in_a_row_wait_longer_and_longer(
     waits = [r.args[-1] for r in caplog.records if "restarted in" in r.getMessage() and r.args]
     assert waits == [0.01 * 2**n for n in range(5)]
     assert len(deaths(tmp_path)) == 6
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether it answered, at every look at a child."""
+    seen: list[bool] = []
+    answers = liveness._answers
+
+    async def recorded(*arguments: Any) -> bool:
+        seen.append(await answers(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(liveness, "_answers", recorded)
+    return seen
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110, what is waited for is in another process
+            await asyncio.sleep(0.01)
+
+
+def lone_service(directory: Path, address: str) -> ChildSpec:
+    """A service that runs until it is told to stop."""
+    code = str(Path(__file__).parent / "lone_service.py")
+    command = (sys.executable, code, address, "run", str(directory / "drained"))
+    return ChildSpec("lone", command, directory / "lone.log", address)
+
+
+async def test_a_child_that_stands_still_is_killed_and_started_again(
+    tmp_path: Path, looks: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    lone = lone_service(tmp_path, f"unix:{tmp_path}/lone")
+    watched = Supervisor([lone], JsonlTracker(tmp_path / "lives.jsonl"), hung_s=0.6)
+    watched.start()
+    await until(lambda: True in looks)
+
+    os.kill(pid_of(tmp_path), signal.SIGSTOP)
+    await until(lambda: len(deaths(tmp_path)) == 1)
+    looks.clear()
+    await until(lambda: True in looks)
+    await watched.drain(grace_s=20)
+
+    (death,) = deaths(tmp_path)
+    assert (death["signal"], death["hung"], death["memory_kill"]) == ("SIGKILL", 1, "no")
+    assert death["last_rpc"] == ""  # it was asked for its health, and for nothing else
+    assert "lone ended with signal SIGKILL because it hung" in caplog.text
+    assert (tmp_path / "drained").exists()
+
+
+async def test_a_child_that_has_not_answered_yet_is_starting(
+    tmp_path: Path, looks: list[bool]
+) -> None:
+    waiting = asyncio.ensure_future(liveness.until_hung(f"unix:{tmp_path}/lone", 0.05))
+
+    await until(lambda: len(looks) > 3 * liveness._LOOKS)
+
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_a_supervisor_that_stood_still_holds_nobody_for_silent(
+    tmp_path: Path, looks: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "_LOOKS", 3)
+    watched = Supervisor(
+        [lone_service(tmp_path, f"unix:{tmp_path}/lone")],
+        JsonlTracker(tmp_path / "lives.jsonl"),
+        hung_s=1.5,
+    )
+    watched.start()
+    await until(lambda: True in looks)
+
+    time.sleep(2.0)  # noqa: ASYNC251, the whole process stands still
+    looks.clear()
+    await until(lambda: looks.count(True) == 2)
+    await watched.drain(grace_s=20)
+
+    assert deaths(tmp_path) == []
 
 
 @pytest.mark.parametrize(

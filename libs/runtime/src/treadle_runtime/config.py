@@ -4,7 +4,6 @@ Every problem is found at once and names the key, and the nearest valid one wher
 """
 
 import argparse
-import difflib
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from treadle_core.ids import ID_PATTERN
+from treadle_runtime.plugins import PluginConfig, importable
+from treadle_runtime.spelling import did_you_mean
 
 BAD_CONFIGURATION = 2
 """Exit status of a process whose configuration is wrong; restarting it cannot help."""
@@ -28,6 +29,9 @@ def _on_loopback(address: str) -> str:
         raise ValueError("expected unix:/path or a loopback host:port, since calls are in the open")
     return address
 
+
+RunTracker = Annotated[PluginConfig, AfterValidator(importable("treadle.trackers"))]
+"""Where the numbers of a run go besides its metrics files."""
 
 RunId = Annotated[str, Field(pattern=rf"^{ID_PATTERN.pattern}$")]
 
@@ -51,6 +55,8 @@ class RunConfig(Config):
     """Seed of everything random in the run."""
     otlp_endpoint: str = ""
     """Where spans are exported by OTLP over gRPC, as `http://host:4317`; empty: nowhere."""
+    trackers: tuple[RunTracker, ...] = ()
+    """Where the numbers go besides `RUN/metrics`, as `[{name: tensorboard}]`."""
 
 
 class ServiceConfig(Config):
@@ -142,14 +148,6 @@ def problems(error: ValidationError, schema: type[BaseModel], prefix: str = "") 
         else:
             found.append(f"{where}: {detail['msg']} (got {detail['input']!r})")
     return found
-
-
-def did_you_mean(name: str, valid: Sequence[str], prefix: str = "") -> str:
-    """The nearest valid name as the end of a sentence, or all of them where none is near."""
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {prefix}{near[0]}"
-    return f"; valid here: {', '.join(sorted(valid))}" if valid else ""
 
 
 def _suggestion(schema: type[BaseModel], loc: tuple[int | str, ...], prefix: str) -> str:

@@ -23,6 +23,8 @@ class Death:
     memory_kill: str
     """`yes`: its control group killed for memory meanwhile; `no`; `unknown`: SIGKILL by somebody
     else, and no counter to read."""
+    hung: bool
+    """The supervisor killed it, because it no longer answered."""
     last_rpc: str
     """`served METHOD` or `called METHOD`; empty when there was none."""
     last_rpc_ago_s: float
@@ -33,7 +35,9 @@ class Death:
 
     @property
     def how(self) -> str:
-        """`signal SIGKILL` or `status 1`."""
+        """`signal SIGKILL`, `signal SIGKILL because it hung` or `status 1`."""
+        if self.hung:
+            return "signal SIGKILL because it hung"
         if self.code < 0:
             return f"signal {signal.Signals(-self.code).name}"
         return f"status {self.code}"
@@ -48,6 +52,7 @@ class Death:
             "lived_s": round(self.lived_s, 3),
             "peak_rss_mb": round(self.peak_rss_mb, 1),
             "memory_kill": self.memory_kill,
+            "hung": int(self.hung),
             "last_rpc": self.last_rpc,
             "last_rpc_ago_s": round(self.last_rpc_ago_s, 3),
             "last_line": self.last_line,

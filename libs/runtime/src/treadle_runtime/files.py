@@ -47,6 +47,21 @@ def hold_lock(path: Path) -> int:
     return descriptor
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds the lock; False where there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def open_lock(path: Path) -> int:
     """Opens the file of a lock, without taking it."""
     path.parent.mkdir(parents=True, exist_ok=True)

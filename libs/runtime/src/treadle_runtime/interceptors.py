@@ -46,7 +46,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         behaviour: Handler = handler.unary_unary
 
         async def guarded(data: bytes, context: Any) -> Any:
-            last_call.note(f"served {name}")
+            if not method.startswith("/grpc."):  # who asks for our health does not use us
+                last_call.note(f"served {name}")
             limit = _limit_s(context.time_remaining())
             try:
                 async with asyncio.timeout(limit):

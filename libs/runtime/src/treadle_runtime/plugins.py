@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
 
-from treadle_runtime.config import did_you_mean
+from treadle_runtime.spelling import did_you_mean
 
 
 class PluginConfig(BaseModel):
@@ -109,6 +109,20 @@ def of_group(group: str) -> Callable[[PluginConfig], PluginConfig]:
     def checked(config: PluginConfig) -> PluginConfig:
         if found := check(group, config):
             raise ValueError("; ".join(found))
+        return config
+
+    return checked
+
+
+def importable(group: str) -> Callable[[PluginConfig], PluginConfig]:
+    """Validator as `of_group`, which imports the plugin too, so that a missing package shows."""
+
+    def checked(config: PluginConfig) -> PluginConfig:
+        of_group(group)(config)
+        try:
+            load(group, config.name)
+        except ImportError as error:
+            raise ValueError(f"plugin {config.name!r} cannot be imported: {error}") from error
         return config
 
     return checked

@@ -15,6 +15,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from opentelemetry.instrumentation import grpc as grpc_instrumentation
+from opentelemetry.instrumentation.grpc import filters
 
 from treadle_core.errors import InvalidFieldError
 from treadle_runtime import address, failpoints, last_call, telemetry
@@ -122,7 +123,7 @@ async def _start(service: Service) -> tuple[grpc.aio.Server, health.aio.HealthSe
     instrument = cast("Any", grpc_instrumentation)
     server = grpc.aio.server(
         interceptors=[
-            instrument.aio_server_interceptor(),
+            instrument.aio_server_interceptor(filter_=filters.negate(filters.health_check())),
             CallInterceptor(f"treadle.{service.name}"),
         ],
         options=[

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treadle_runtime import deaths, last_call
+from treadle_runtime import deaths, last_call, liveness
 from treadle_runtime.config import BAD_CONFIGURATION
 from treadle_runtime.deaths import Death
 from treadle_runtime.server import SUPERVISOR_FD
@@ -31,6 +31,9 @@ _STEADY_S = 30.0
 _MOST_DEATHS = 6
 _LAST_WORDS = 2000
 
+HUNG_S = 60.0
+"""Seconds of silence after which a service hangs, unless the recipe says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
@@ -39,6 +42,8 @@ class ChildSpec:
     name: str
     command: tuple[str, ...]
     log_path: Path
+    address: str = ""
+    """Where it serves its health; empty: nobody asks."""
 
 
 class ChildFailedError(RuntimeError):
@@ -57,6 +62,8 @@ class Child:
     restarts: int = 0
     killed: bool = False
     """The supervisor sent this life SIGKILL."""
+    hung: bool = False
+    """Because it no longer answered."""
     stopping: bool = False
     watches: int = -1
     """Pipe whose end tells the child that it is its turn to drain."""
@@ -67,11 +74,17 @@ class Child:
 
 
 class Supervisor:
-    """Starts children, restarts those that die, and reports the cause of each death."""
+    """Starts children, kills those that hang, restarts those that die, and reports why they did."""
 
-    def __init__(self, specs: Sequence[ChildSpec], tracker: Tracker) -> None:
-        """Takes the children in the order in which they drain, and where lives are recorded."""
+    def __init__(
+        self, specs: Sequence[ChildSpec], tracker: Tracker, *, hung_s: float = HUNG_S
+    ) -> None:
+        """Takes the children in the order in which they drain, and where lives are recorded.
+
+        A child that has answered once, and has not for `hung_s` seconds, hangs.
+        """
         self._tracker = tracker
+        self._hung_s = hung_s
         self._children = {spec.name: Child(spec) for spec in specs}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         pipes = [os.pipe() for _ in specs]
@@ -149,7 +162,8 @@ class Supervisor:
         """Runs one life of a child; returns how it ended, None for status 0."""
         notes, kills, began = last_call.opened(), deaths.memory_kills(), time.monotonic()
         process = _started(child, notes)
-        child.pidfd, child.killed = os.pidfd_open(process.pid), False
+        child.pidfd = os.pidfd_open(process.pid)
+        child.killed = child.hung = False
         try:
             self._tracker.log(
                 "start",
@@ -157,7 +171,7 @@ class Supervisor:
             )
             if child.stopping:  # told to stop while it was being started
                 _signal(child, signal.SIGTERM)
-            await _readable(child.pidfd)
+            await self._until_ended(child)
             _, status, usage = os.wait4(process.pid, 0)  # noqa: ASYNC222, it has ended
             process.returncode = code = os.waitstatus_to_exitcode(status)
             last_rpc, ago_s = last_call.read(notes)
@@ -176,11 +190,29 @@ class Supervisor:
             memory_kill=deaths.memory_kill(
                 code, sent_by_us=child.killed, before=kills, now=deaths.memory_kills()
             ),
+            hung=child.hung,
             last_rpc=last_rpc,
             last_rpc_ago_s=ago_s,
             last_line=deaths.last_line(child.spec.log_path),
             restarts=child.restarts,
         )
+
+    async def _until_ended(self, child: Child) -> None:
+        """Waits for its end, and brings it about when it hangs, unless it is to end anyway."""
+        waits = [asyncio.ensure_future(_readable(child.pidfd))]
+        if child.spec.address:
+            hangs = liveness.until_hung(child.spec.address, self._hung_s)
+            waits.append(asyncio.ensure_future(hangs))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not (waits[0].done() or child.stopping):
+                waits[1].result()
+                child.hung = True
+                _signal(child, signal.SIGKILL)
+            await waits[0]
+        finally:
+            for wait in waits:
+                wait.cancel()
 
 
 def _started(child: Child, notes: int) -> "subprocess.Popen[bytes]":
