@@ -7,7 +7,7 @@ import yaml
 
 from treadle_cli import compose
 from treadle_cli.compose import RecipeError
-from treadle_runtime.config import parse_overrides
+from treadle_runtime.config import parse_overrides, read_yaml
 
 SOURCE = "class Tasks:\n    def __init__(self, split: str) -> None: ...\n"
 AGENT = "class Agent:\n    def __init__(self, calls: int = 6) -> None: ...\n"
@@ -47,6 +47,15 @@ def problems(recipe: dict[str, Any], **how: Any) -> str:
     with pytest.raises(RecipeError) as refused:
         compose.compose(recipe, **how)
     return str(refused.value)
+
+
+def test_a_run_keeps_a_recipe_that_goes_on_with_it(recipe: dict[str, Any]) -> None:
+    plan = compose.compose(recipe)
+    compose.write(plan, recipe)
+
+    kept = read_yaml(plan.directory / compose.RECIPE)
+
+    assert compose.compose(kept).run_id == plan.run_id
 
 
 def test_each_service_gets_its_part_the_run_and_its_peers(recipe: dict[str, Any]) -> None:
@@ -140,6 +149,27 @@ def test_publishing_too_rarely_would_close_the_window(
     compose.compose(recipe)
 
 
+def test_a_score_of_a_step_that_is_not_published_cannot_be_had(recipe: dict[str, Any]) -> None:
+    source = {"name": "jsonl", "path": "x"}
+    sets = [{"name": "greedy", "source": source, "limit": 1}]
+    recipe["experience"] |= {"steps": 9, "max_lag": 2, "evaluation": {"every": 3, "sets": sets}}
+    recipe["trainer"]["publish_every"] = 2
+
+    told = problems(recipe)
+
+    assert "experience.evaluation.every: expected a multiple of 2 = trainer.publish_every" in told
+    recipe["trainer"]["publish_every"] = 3
+    compose.compose(recipe)
+
+
+def test_how_long_a_service_may_be_silent_is_for_the_supervisor(recipe: dict[str, Any]) -> None:
+    plan = compose.compose({**recipe, "run": {**recipe["run"], "hung_s": 300}})
+
+    assert plan.hung_s == 300
+    assert all("hung_s" not in part["run"] for part in plan.services.values())
+    assert "run.hung_s" in problems({**recipe, "run": {**recipe["run"], "hung_s": 1}})
+
+
 def test_payloads_beyond_their_budget_are_refused_with_the_arithmetic(
     recipe: dict[str, Any],
 ) -> None:
@@ -153,3 +183,20 @@ def test_payloads_beyond_their_budget_are_refused_with_the_arithmetic(
     assert "trainer.checkpoint_every 5 * experience.tasks_per_step 2" in told
     recipe["experience"]["payload_budget_bytes"] = 340_000
     compose.compose(recipe)
+
+
+def test_a_tracker_that_does_not_exist_is_told_once(recipe: dict[str, Any]) -> None:
+    recipe["run"]["trackers"] = [{"name": "tensorbord"}]
+
+    assert problems(recipe).count("did you mean tensorboard") == 1
+
+
+def test_every_service_has_the_trackers_of_the_run(recipe: dict[str, Any]) -> None:
+    pytest.importorskip("tensorboard")
+    recipe["run"]["trackers"] = [{"name": "tensorboard"}]
+
+    plan = compose.compose(recipe)
+
+    assert all(
+        part["run"]["trackers"] == [{"name": "tensorboard"}] for part in plan.services.values()
+    )

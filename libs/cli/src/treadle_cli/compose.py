@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from treadle_cli.conflicts import conflicts
-from treadle_runtime.config import Config, RunId, ServiceConfig, did_you_mean, problems
+from treadle_runtime.config import Config, RunId, RunTracker, ServiceConfig, problems
 from treadle_runtime.files import write_durably
+from treadle_runtime.spelling import did_you_mean
+from treadle_runtime.supervisor import HUNG_S
 
 SERVICES = ("experience", "refit", "rollout", "trainer")
 """In the order in which they are started."""
+
+RECIPE = "recipe.yaml"
+"""File of a run directory: the whole recipe, which `treadle train` goes on with."""
 
 _SOCKET_PATH_LIMIT = 90
 """A unix socket's path may hold 107 bytes; the lock beside it needs a few more."""
@@ -30,6 +35,10 @@ class RunSection(Config):
     model: Path
     seed: int = 0
     otlp_endpoint: str = ""
+    trackers: tuple[RunTracker, ...] = ()
+    hung_s: float = Field(default=HUNG_S, ge=5, allow_inf_nan=False)
+    """Seconds for which a service that has served may be silent; then it is killed and started
+    again."""
 
 
 class RecipeError(ValueError):
@@ -52,6 +61,13 @@ class Plan:
     """Configuration of each service, as plain YAML values."""
     model: dict[str, str]
     """sha256 of what makes two policies the same but for their parameters, by file."""
+    hung_s: float
+    """As the recipe's `run.hung_s`."""
+
+    @property
+    def steps(self) -> int:
+        """How many the run takes, unless its tasks end before."""
+        return self.services["experience"]["steps"]
 
 
 def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) -> Plan:
@@ -70,9 +86,11 @@ def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) ->
         found += problems(error, RunSection, prefix="run")
         raise RecipeError(found) from error
     if not (section.model / "config.json").is_file():
-        found.append(f"run.model: no Hugging Face folder at {section.model}")
+        found.append(
+            f"run.model: no Hugging Face folder at {section.model}; `treadle sft` makes one"
+        )
     run_id = _run_id(section)
-    run = section.model_dump(mode="json") | {"id": run_id}
+    run = section.model_dump(mode="json", exclude={"hung_s"}) | {"id": run_id}
     services: dict[str, dict[str, Any]] = {}
     models: dict[str, BaseModel] = {}
     for name, schema in _schemas().items():
@@ -90,15 +108,22 @@ def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) ->
     found += _changes(section, recipe, allowed_changes)
     if found:
         raise RecipeError(found)
-    return Plan(run_id, section.dir, section.model, services, _fingerprint(section.model))
+    model = _fingerprint(section.model)
+    return Plan(run_id, section.dir, section.model, services, model, section.hung_s)
 
 
 def write(plan: Plan, recipe: dict[str, Any]) -> dict[str, Path]:
     """Lays out the run directory; returns the configuration file of each service."""
     for part in ("config", "logs", "metrics"):
         (plan.directory / part).mkdir(parents=True, exist_ok=True)
-    record = {"id": plan.run_id, "recipe": recipe, "model": plan.model}
+    record = {
+        "id": plan.run_id,
+        "recipe": recipe,
+        "model": plan.model,
+        "started_in": str(Path.cwd()),
+    }
     write_durably(plan.directory / "run.json", json.dumps(record, indent=2).encode())
+    write_durably(plan.directory / RECIPE, yaml.safe_dump(recipe, sort_keys=False).encode())
     paths: dict[str, Path] = {}
     for name, values in plan.services.items():
         Path(values["listen"].removeprefix("unix:")).parent.mkdir(parents=True, exist_ok=True)

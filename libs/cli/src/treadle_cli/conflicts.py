@@ -18,6 +18,7 @@ def conflicts(models: Mapping[str, BaseModel]) -> list[str]:
         *_transports(models),
         *_segments(models),
         *_publications(models),
+        *_evaluations(models),
         *_payloads(models),
     ]
 
@@ -55,6 +56,20 @@ def _publications(models: Mapping[str, BaseModel]) -> Iterable[str]:
         yield (
             f"trainer.publish_every: expected at most {lag + 1} = experience.max_lag + 1, since "
             f"after so many steps unpublished no task may be opened any more, got {every}"
+        )
+
+
+def _evaluations(models: Mapping[str, BaseModel]) -> Iterable[str]:
+    experience = models.get("experience")
+    steps = getattr(experience, "steps", None)
+    every = getattr(getattr(experience, "evaluation", None), "every", None)
+    published = getattr(models.get("trainer"), "publish_every", None)
+    if not (isinstance(steps, int) and isinstance(every, int) and isinstance(published, int)):
+        return
+    if every < steps and every % published:
+        yield (
+            f"experience.evaluation.every: expected a multiple of {published} = "
+            f"trainer.publish_every, since only a step that is published can be scored, got {every}"
         )
 
 

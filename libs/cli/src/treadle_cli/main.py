@@ -2,12 +2,17 @@
 
 import sys
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 
-from treadle_runtime.config import BAD_CONFIGURATION, did_you_mean
+from treadle_runtime.config import BAD_CONFIGURATION
+from treadle_runtime.spelling import did_you_mean
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs `treadle COMMAND ...`; each command is an entry point of `treadle.commands`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a letter that it lacks ends no run
     words = sys.argv[1:] if argv is None else argv
     commands = {point.name: point for point in entry_points(group="treadle.commands")}
     if not words or words[0] in ("-h", "--help"):

@@ -17,6 +17,11 @@ def check(directory: Path, model: Path) -> list[str]:
             file.write(b"\0")
     except OSError as error:
         return [f"run.dir: nothing can be written in {directory}: {error.strerror}"]
+    return room(directory, model)
+
+
+def room(directory: Path, model: Path) -> list[str]:
+    """Says what the run's disk lacks, a line; reads only."""
     policy = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     kept = any((directory / "checkpoints").glob("step-*"))
     count = 1 if kept else 2  # one that is kept makes room when the next is committed

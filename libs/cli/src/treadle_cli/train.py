@@ -2,22 +2,30 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from treadle_cli import compose, preflight
+from treadle_cli import compose, inputs, preflight
+from treadle_cli.live import Screen, can_draw
 from treadle_cli.progress import Progress
+from treadle_cli.report import command as report
 from treadle_runtime.config import BAD_CONFIGURATION, merge, parse_overrides, read_yaml
 from treadle_runtime.files import LockHeldError, hold_lock
 from treadle_runtime.supervisor import ChildFailedError, ChildSpec, Supervisor
 from treadle_runtime.tracker import JsonlTracker
 
+log = logging.getLogger(__name__)
+
 DRAIN_ORDER = ("rollout", "trainer", "refit", "experience")
 _DRAIN_S = 35.0
 """A little more than a service takes for itself."""
+_LOOK_S = 0.4
+"""Time between two looks at what the services say."""
 
 
 def main(argv: list[str]) -> int:
@@ -32,50 +40,93 @@ def main(argv: list[str]) -> int:
         metavar="KEY",
         help="go on although this key of the recipe differs from the run's",
     )
+    parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
     args = parser.parse_args(argv)
+    ready = prepared(args.recipe, args.overrides, allowed_changes=tuple(args.allow_change))
+    if ready is None:
+        return BAD_CONFIGURATION
+    plan, recipe = ready
+    status = asyncio.run(run(plan, recipe, plain=args.plain or not can_draw(sys.stdout)))
+    if status == 0:
+        _report(plan.directory)
+    return status
+
+
+def _report(directory: Path) -> None:
+    """Writes the report of a run that is through, which is well whatever becomes of that."""
+    try:
+        print(f"report in {report.write(directory)}", flush=True)
+    except Exception as error:  # noqa: BLE001, transcripts are a plugin's
+        log.warning("no report: %r", error)
+
+
+def prepared(
+    path: Path,
+    overrides: list[str],
+    *,
+    adapt: Callable[[dict[str, Any]], None] = lambda _: None,
+    allowed_changes: tuple[str, ...] = (),
+) -> tuple[compose.Plan, dict[str, Any]] | None:
+    """What to run, and its recipe, where all of it can be; else says on stderr all that is wrong.
+
+    `adapt` changes the recipe before it is judged.
+    """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="treadle: %(message)s")
     try:
-        recipe = read_yaml(args.recipe)
-        merge(recipe, parse_overrides(args.overrides))
-        plan = _planned(recipe, tuple(args.allow_change))
+        recipe = read_yaml(path)
+        merge(recipe, parse_overrides(overrides))
+        adapt(recipe)
+        plan = compose.compose(recipe, allowed_changes=allowed_changes)
+        lacking = inputs.check(plan.start, plan.services["experience"])
+        if lacking := lacking + preflight.check(plan.directory, plan.start):
+            raise compose.RecipeError(lacking)  # noqa: TRY301, told like all that is wrong
     except compose.RecipeError as error:
-        sys.stderr.write("".join(f"{args.recipe}: {problem}\n" for problem in error.found))
-        return BAD_CONFIGURATION
+        sys.stderr.write("".join(f"{path}: {problem}\n" for problem in error.found))
+        return None
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
-        return BAD_CONFIGURATION
-    return asyncio.run(_train(plan, recipe))
+        return None
+    return plan, recipe
 
 
-def _planned(recipe: dict[str, Any], allowed_changes: tuple[str, ...]) -> compose.Plan:
-    """What to run, where all of it can be; raises RecipeError."""
-    plan = compose.compose(recipe, allowed_changes=allowed_changes)
-    if lacking := preflight.check(plan.directory, plan.start):
-        raise compose.RecipeError(lacking)
-    return plan
-
-
-async def _train(plan: compose.Plan, recipe: dict[str, Any]) -> int:
+async def run(plan: compose.Plan, recipe: dict[str, Any], *, plain: bool) -> int:
+    """Runs the services to the end of the plan, or until a signal; returns the exit status."""
     try:
         hold_lock(plan.directory / "lock")
     except LockHeldError:
         sys.stderr.write(f"{plan.directory}: another `treadle train` runs it\n")
         return 1
     configs = compose.write(plan, recipe)
-    supervisor = Supervisor(
-        [_child(plan, name, configs[name]) for name in DRAIN_ORDER],
-        JsonlTracker(plan.directory / "metrics" / "supervisor.jsonl"),
-    )
-    supervisor.start()
+    tracker = JsonlTracker(plan.directory / "metrics" / "supervisor.jsonl")
+    children = [_child(plan, name, configs[name]) for name in DRAIN_ORDER]
+    supervisor = Supervisor(children, tracker, hung_s=plan.hung_s)
+    with _display(plan, plain=plain) as display:
+        supervisor.start()
+        following = asyncio.ensure_future(_follow(display))
+        try:
+            status = await _until_end(supervisor)
+            tracker.log("end", {"status": status})
+            return status
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            display.report()
+
+
+def _display(
+    plan: compose.Plan, *, plain: bool
+) -> contextlib.AbstractContextManager[Progress | Screen]:
+    if not plain:
+        return Screen(plan)
     print(f"run {plan.run_id} in {plan.directory}", flush=True)
-    progress = Progress(plan.directory, plan.services["experience"].get("steps", 0))
-    following = asyncio.ensure_future(progress.follow())
-    try:
-        return await _until_end(supervisor)
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        progress.report()
+    return contextlib.nullcontext(Progress(plan.directory, plan.steps))
+
+
+async def _follow(display: Progress | Screen) -> None:
+    """Shows what is new until it is cancelled."""
+    while True:
+        display.report()
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _until_end(supervisor: Supervisor) -> int:
@@ -84,12 +135,12 @@ async def _until_end(supervisor: Supervisor) -> int:
     await asyncio.wait([interrupted, finished], return_when=asyncio.FIRST_COMPLETED)
     status = 0
     if interrupted.done():
-        print("draining; Ctrl-C again ends at once", flush=True)
+        log.warning("draining; Ctrl-C again ends at once")
         status = 130
     elif error := finished.exception():
         if not isinstance(error, ChildFailedError):
             raise error
-        sys.stderr.write(f"{error}\n")
+        log.error("%s", error)
         status = 1
     finished.cancel()
     await asyncio.gather(finished, return_exceptions=True)
@@ -118,4 +169,5 @@ def _child(plan: compose.Plan, name: str, config: Path) -> ChildSpec:
         name=name,
         command=(sys.executable, "-m", f"treadle_{name}.main", "--config", str(config)),
         log_path=plan.directory / "logs" / f"{name}.log",
+        address=plan.services[name]["listen"],
     )
