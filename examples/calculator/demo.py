@@ -82,7 +82,7 @@ def main() -> int:
             return status
     if status := treadle("train", RL_RECIPE, f"run.dir={RUN}", f"run.model={policy}"):
         return status
-    show(policy)
+    show()
     measures = list(measure(began))
     print(*(each.line() for each in measures), sep="\n")
     return 0 if all(each.holds for each in measures) else 1
@@ -105,9 +105,9 @@ def treadle(*words: str) -> int:
         signal.signal(signal.SIGINT, before)
 
 
-def show(policy: Path) -> None:
+def show() -> None:
     """Prints the same held-out tasks before and after RL, and what RL did."""
-    greedy = read_transcripts(RUN, policy, "greedy")
+    greedy = read_transcripts(RUN, "greedy")
     before, after = greedy[min(greedy)], greedy[max(greedy)]
     print("\nHeld-out sums, answered greedily:\n")
     pairs = chosen(before, after)
@@ -115,7 +115,7 @@ def show(policy: Path) -> None:
     for old, new in pairs:
         print(f"  before  {old.expression:<12} {old.said:<{width}}  {verdict(old)}")
         print(f"  after   {new.expression:<12} {new.said:<{width}}  {verdict(new)}\n")
-    sampled = read_transcripts(RUN, policy, "sampled")
+    sampled = read_transcripts(RUN, "sampled")
     print("Held-out sums that come out right when sampled, by the calls that they need:\n")
     for name, step in (("before", min(sampled)), ("after", max(sampled))):
         shares = (f"{calls}: {share:.2f}" for calls, share in by_operations(sampled[step]))

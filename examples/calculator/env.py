@@ -1,6 +1,7 @@
 """The calculator as an environment: one operation a call, and only the final answer is worth it."""
 
 import re
+import time
 from typing import Final
 
 from treadle_agents import Env, Result, Turn
@@ -21,7 +22,9 @@ class CalculatorEnv(Env):
     answer, and for one call too many. There is none for calling, or for the form of a turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, latency_s: float = 0.0) -> None:
+        """`latency_s`: how long a call takes, as one to a tool elsewhere would."""
+        self._latency_s = latency_s
         self._calls = 0
 
     def step(self, turn: Turn) -> Result:
@@ -31,6 +34,7 @@ class CalculatorEnv(Env):
         if call is None or self._calls == MAX_CALLS:
             return self._end(correct=False)
         self._calls += 1
+        time.sleep(self._latency_s)
         result = int(call[1]) + int(call[2])
         shown = str(result) if abs(result) <= MAX_SHOWN else "error"
         return Result(observation=f"<|tool|>{shown}<|end|><|assistant|>")

@@ -80,7 +80,7 @@ def order(transport: SharedMemory) -> Callable[..., LoadOrder]:
 
 async def told(member: Member, order: Order | None, **says: object) -> Membership:
     """Gives an order and waits until the engine says something that follows."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         member.refit.give(order)
         return await member.refit.hears(**says)
 
@@ -157,7 +157,7 @@ async def test_a_draining_engine_says_so_at_once_and_says_good_bye(member: Membe
     member.leaving.set()
     await member.refit.hears(draining=True)
     member.done.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await member.task
 
 
@@ -193,7 +193,7 @@ async def test_a_long_load_is_no_silence(order: Callable[..., LoadOrder], monkey
     refit.give(order(1))
     fleet = Fleet(ScriptedEngine(vocabulary=4), refit, Slow(), leaving=asyncio.Event(), done=done)
     task = asyncio.create_task(fleet.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(refit.heard) < 4:  # noqa: ASYNC110, several calls, and no event for them
             await asyncio.sleep(0.01)
         assert {member.verified for member in refit.heard} == {0}

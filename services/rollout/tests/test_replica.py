@@ -61,7 +61,7 @@ class Rig:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(FOR_EVER):
         while not holds():  # noqa: ASYNC110, what is waited for has no event
             await asyncio.sleep(0.01)
 
@@ -164,6 +164,13 @@ async def test_nothing_is_leased_before_the_engine_serves_a_version(
         await engine.install(1)
         await running
     assert r.experience.results["e"].reward == 3.0
+
+
+async def test_a_complete_run_ends_a_replica_to_which_no_version_comes(
+    rig: Callable[..., Any],
+) -> None:
+    async with rig([], serving=False) as r, asyncio.timeout(FOR_EVER):
+        await r.replica.run()
 
 
 @pytest.mark.parametrize(
@@ -414,18 +421,26 @@ async def test_every_attempt_is_a_trace_of_its_own_with_a_span_for_every_turn(
 async def test_workers_that_are_killed_again_and_again_lose_no_ticket(
     rig: Callable[..., Any], pools: Callable[[str], Any], ticket: Callable[..., Ticket]
 ) -> None:
-    tickets = [ticket(f"e{i}", task={"prompt": "c", "do": "well"}) for i in range(60)]
-    engine = ScriptedEngine(script=says(0, 0, 0, END), token_s=0.01)
     pool = await pools("Chosen")
+
+    class Killing(ScriptedEngine):
+        """Kills the worker whose agent asks for a turn: 30 turns later it is another one."""
+
+        async def generate(self, request: GenerationRequest) -> Generation:
+            asked.append(request.session)
+            if len(asked) in (30, 60, 90):
+                os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+            return await super().generate(request)
+
+    asked: list[str] = []
+    tickets = [ticket(f"e{i}", task={"prompt": "c", "do": "well"}) for i in range(60)]
+    engine = Killing(script=says(0, 0, 0, END))
     async with rig(tickets, engine, agent="Chosen", retries=9) as r:
-        running = asyncio.create_task(r.replica.run())
-        for killed in range(1, 4):
-            await until(lambda: r.state.counts["completed"] >= 12 * killed)  # noqa: B023
-            os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
-        await running
+        await r.replica.run()
+    assert len(asked) >= 120
     assert {e for e, result in r.experience.results.items() if result.reward == 1.0} == {
         f"e{i}" for i in range(60)
     }
     assert {f.failure_class for _, f in r.experience.failures} <= {FailureClass.INFRASTRUCTURE}
     assert r.engine.sessions == frozenset()
-    assert pool.free == 16
+    await until(lambda: pool.free == 16)  # an environment may still be closing

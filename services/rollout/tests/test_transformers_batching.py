@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -28,7 +28,6 @@ def request(session: str, *ids: int, max_tokens: int = 4) -> GenerationRequest:
     st.integers(4, 200),
     st.sampled_from([1, 10]),
 )
-@settings(max_examples=200, deadline=None)
 def test_a_batch_feeds_what_is_lacking_once_and_pads_it_back_and_forth(
     rows: list[tuple[int, int] | None], max_tokens: int, singly: int
 ) -> None:

@@ -212,7 +212,7 @@ async def test_a_worker_ends_when_its_replica_is_gone(
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110, what is waited for has no event
             await asyncio.sleep(0.01)
 

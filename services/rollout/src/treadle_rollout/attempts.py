@@ -64,6 +64,8 @@ class AttemptRunner:
     payloads: PayloadStore
     on_tokens: Callable[[int], None]
     """Told of every turn how many tokens it sampled."""
+    on_completed: Callable[[Ticket, tuple[Segment, ...], Outcome], None] | None = None
+    """Told of every episode whose result the ledger took."""
     tracer: Tracer = field(default_factory=telemetry.tracer)
 
     async def run(self, ticket: Ticket) -> str:
@@ -91,7 +93,10 @@ class AttemptRunner:
             except EpisodeError as error:
                 failure = Failure(error.failure_class, error.message, traceparent)
                 return await self._fail(attempt, failure)
-            return await self._complete(attempt, segments, outcome, traceparent)
+            ended = await self._complete(attempt, segments, outcome, traceparent)
+        if ended == "completed" and self.on_completed:
+            self.on_completed(ticket, segments, outcome)
+        return ended
 
     async def _play(self, ticket: Ticket) -> tuple[tuple[Segment, ...], Outcome]:
         """Raises EpisodeError or AgentsLostError."""

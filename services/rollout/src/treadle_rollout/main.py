@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from treadle.rollout.v1.rollout_service_pb2_grpc import add_RolloutServiceServicer_to_server
 from treadle_core.errors import InvalidFieldError
@@ -20,9 +21,11 @@ from treadle_rollout.fleet import Fleet
 from treadle_rollout.ports import Engine
 from treadle_rollout.replica import Replica, ReplicaSettings
 from treadle_rollout.servicer import RolloutServicer
+from treadle_rollout.transcripts import Transcripts
+from treadle_rollout.worker import words_of
 from treadle_runtime import config, plugins, server
 from treadle_runtime.channel import connect
-from treadle_runtime.tracker import JsonlTracker, Tracker
+from treadle_runtime.tracker import Tracker, of_service
 from treadle_weights.transport import WeightTransport
 
 REPORT_S = 2.0
@@ -52,7 +55,7 @@ async def main(cfg: RolloutConfig) -> None:
 
 async def _agents(cfg: RolloutConfig) -> WorkerPool:
     """Agents that are ready to play. Raises PluginError where they cannot be."""
-    tokenizer = cfg.run.model / "tokenizer.json"
+    tokenizer = _tokenizer(cfg)
     if not tokenizer.is_file():
         raise InvalidFieldError("run.model", limit="a folder with tokenizer.json", value=tokenizer)
     settings = WorkerSettings(
@@ -80,8 +83,9 @@ async def _serve(
 ) -> None:
     state = ReplicaState(cfg.slots, started_at=time.monotonic())
     leaving, done = asyncio.Event(), asyncio.Event()
-    replica = _replica(cfg, engine, pool, experience, state)
-    tracker = JsonlTracker(cfg.run.dir / "metrics" / "rollout.jsonl")
+    tracker = of_service(cfg.run, "rollout")
+    transcripts = Transcripts(words_of(str(_tokenizer(cfg))).decode, tracker)
+    replica = _replica(cfg, engine, pool, experience, state, transcripts)
     receiver = _transport(cfg).receiver()
     fleet = Fleet(engine, refit, receiver, leaving=leaving, done=done, tracker=tracker)
 
@@ -112,6 +116,10 @@ async def _serve(
     )
 
 
+def _tokenizer(cfg: RolloutConfig) -> Path:
+    return cfg.run.model / "tokenizer.json"
+
+
 def _transport(cfg: RolloutConfig) -> WeightTransport:
     return plugins.build("treadle.weight_transports", cfg.transport, run_dir=cfg.run.dir)
 
@@ -122,6 +130,7 @@ def _replica(
     pool: WorkerPool,
     experience: GrpcExperience,
     state: ReplicaState,
+    transcripts: Transcripts,
 ) -> Replica:
     def count(tokens: int) -> None:
         state.sampled_tokens += tokens
@@ -133,6 +142,7 @@ def _replica(
         pool,
         FileStore(cfg.run.dir / "payloads"),
         on_tokens=count,
+        on_completed=transcripts.note,
     )
     return Replica(
         ReplicaSettings(cfg.slots, grace_s=cfg.grace_s),

@@ -17,7 +17,7 @@ from treadle_runtime.failpoints import failpoint
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
-"""How often a replica looks whether it may lease: a version served, a worker back."""
+"""How often a replica looks whether it may lease: a slot or a worker back."""
 _COALESCE_S = 0.01
 """Pause after tickets came: slots that become free at about the same time share one call."""
 _AWAY_S = 0.5
@@ -65,6 +65,8 @@ class Replica:
     async def run(self) -> None:
         """Runs episodes until the ledger has no more, or `drain` was called.
 
+        A replica that serves nothing yet asks too: no version may ever come to a complete run.
+
         Raises TreadleError when the ledger is another run's, or the engine is broken.
         """
         try:
@@ -94,7 +96,7 @@ class Replica:
     async def _lease_until_done(self, group: asyncio.TaskGroup) -> None:
         while not self._state.draining:
             room = min(self._state.free, self._agents.free)
-            if not room or not self._engine.served_version:
+            if not room:
                 await self._wait_for_change()
                 continue
             lease = await self._lease(room)

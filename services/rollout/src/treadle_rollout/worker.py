@@ -8,6 +8,7 @@ the replica is gone.
 import asyncio
 import contextlib
 import faulthandler
+import inspect
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from treadle_agents.env import Env
 from treadle_agents.failures import EpisodeError, describe
 from treadle_agents.loop import Limits, Words, close, make, play
 from treadle_rollout.frames import FrameError, Packer, Say, Unpacker
-from treadle_runtime.plugins import PluginConfig, factory
+from treadle_runtime.plugins import PluginConfig, factory, load
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +164,21 @@ def words_of(path: str) -> Words:
     )
 
 
+def agent_of(name: str, parameters: dict[str, Any], model: Path) -> Callable[[], Any]:
+    """What makes the agent of an episode; one that takes `model` is given the policy's folder."""
+    group = "treadle.agents"
+    takes_model = "model" in inspect.signature(load(group, name)).parameters
+    provided = {"model": model} if takes_model else {}
+    return factory(group, PluginConfig(name=name, **{**provided, **parameters}))
+
+
+def refusal(error: BaseException) -> str:
+    """Why there is no agent: where it arose first, and the reason at the end, where it is read."""
+    told = error.message if isinstance(error, EpisodeError) else describe(error)
+    reason, *where = told.split("\n  ")
+    return "\n  ".join(["it could not be made", *where]) + f"\n{reason}"
+
+
 async def serve(line: socket.socket) -> None:
     """Serves the replica until it is gone."""
     loop = asyncio.get_running_loop()
@@ -180,11 +197,11 @@ async def serve(line: socket.socket) -> None:
     packer = Packer(transport)
     tokenizer, name, parameters, places = await started
     try:
-        constructor = factory("treadle.agents", PluginConfig(name=name, **json.loads(parameters)))
+        constructor = agent_of(name, json.loads(parameters), Path(tokenizer).parent)
         await close(await make(constructor))
         words = words_of(tokenizer)
     except BaseException as error:  # noqa: BLE001, whatever importing an agent raises is told
-        packer.send(Say.REFUSED, describe(error))
+        packer.send(Say.REFUSED, refusal(error))
         packer.flush()
         transport.close()
     else:

@@ -46,8 +46,9 @@ class MemoryExperience:
     async def lease(
         self, *, served_version: int, max_tickets: int, slots: int, wait_s: float
     ) -> Lease:
-        if served_version < 1:
-            raise RemoteError(Kind.PRECONDITION, "UNKNOWN_VERSION", "version 0 is not committed")
+        if not served_version:
+            await asyncio.sleep(wait_s)
+            return Lease((), self.lease_s, complete=not self._pending and not self._leased)
         if not self._pending and self._leased:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):

@@ -147,6 +147,16 @@ async def raises(kind: type[E], call: Awaitable[object]) -> E:
 
 def check_turn(subject: Subject, token_ids: Ids, turn: Generation, temperature: float) -> None:
     """Shapes agree, and each token has the log-probability of the version that it states."""
+    check_shapes(turn)
+    whole = np.concatenate([token_ids, turn.token_ids])
+    for version in np.unique(turn.policy_version):
+        fresh = subject.logprobs(int(version), whole, temperature)[token_ids.size - 1 :]
+        own = turn.policy_version == version
+        check_logprobs(int(version), fresh[own], turn.logprobs[own])
+
+
+def check_shapes(turn: Generation) -> None:
+    """A turn has tokens, its arrays agree, and no token attends to keys of another version."""
     size = turn.token_ids.size
     require(size > 0, "a turn has a token")
     for array, dtype in (
@@ -160,11 +170,9 @@ def check_turn(subject: Subject, token_ids: Ids, turn: Generation, temperature: 
         np.array_equal(turn.policy_version, turn.context_version),
         "a token attends to keys of its own version alone",
     )
-    whole = np.concatenate([token_ids, turn.token_ids])
-    for version in np.unique(turn.policy_version):
-        fresh = subject.logprobs(int(version), whole, temperature)[token_ids.size - 1 :]
-        own = turn.policy_version == version
-        worst = float(np.abs(fresh[own] - turn.logprobs[own]).max())
-        require(
-            worst <= TOLERANCE, f"log-probabilities of version {version} are off by {worst:.2g}"
-        )
+
+
+def check_logprobs(version: int, fresh: NDArray[np.float32], stated: NDArray[np.float32]) -> None:
+    """What tokens of `version` state, [N], is what a fresh forward gives, [N]."""
+    worst = float(np.abs(fresh - stated).max())
+    require(worst <= TOLERANCE, f"log-probabilities of version {version} are off by {worst:.2g}")
