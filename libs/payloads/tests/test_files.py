@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from treadle_core.errors import InvalidFieldError, PayloadCorruptError, PayloadMissingError
 from treadle_payloads.files import FileStore
-from treadle_payloads.store import PayloadReference
+from treadle_payloads.store import PayloadReference, PayloadStoreFullError
 
 
 def file_of(directory: Path, reference: PayloadReference) -> Path:
@@ -132,6 +132,29 @@ def test_a_file_reaches_the_disk_before_its_name_and_its_name_before_the_answer(
     store.put(b"tokens")
 
     assert events == [("tmp", False), (tmp_path.name, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "nth"), [("fsync", 1), ("replace", 1), ("fsync", 2)], ids=["file", "name", "directory"]
+)
+def test_a_disk_that_is_full_only_at_an_fsync_or_a_rename_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+) -> None:
+    store = FileStore(tmp_path)
+    real, calls = getattr(os, name), []
+
+    def full(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == nth:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(os, name, full)
+
+    with pytest.raises(PayloadStoreFullError, match="No space left"):
+        store.put(b"tokens")
+    assert store.get(store.put(b"tokens")) == b"tokens"
+    assert unfinished(tmp_path) == []
 
 
 PUT_BEYOND_THE_LIMIT = """

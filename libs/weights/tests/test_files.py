@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from treadle_weights import safetensors
 from treadle_weights.files import Files, Sender
 from treadle_weights.layouts import Layout, Rectangle, whole
 from treadle_weights.plan import plan
-from treadle_weights.transport import Arena, ArenaCorruptError, LoadOrder
+from treadle_weights.transport import Arena, ArenaCorruptError, ArenaFullError, LoadOrder
 
 LAYOUT = whole({"b": ("bfloat16", (3,)), "a": ("float32", (2, 2)), "c": ("bool", (1,))})
 TENSORS = {
@@ -125,6 +127,35 @@ def test_a_send_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
     assert Path(arena.path).read_bytes() == before
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "nth"),
+    [("fsync", 1), ("replace", 1), ("fsync", 2), ("fsync", 3)],
+    ids=["file", "name", "directory", "kept"],
+)
+def test_a_disk_that_is_full_only_at_an_fsync_or_a_rename_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+) -> None:
+    transport = Files(tmp_path)
+    sender, real, calls = transport.sender("run"), getattr(os, name), []
+
+    def full(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == nth:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(os, name, full)
+
+    with pytest.raises(ArenaFullError, match="No space left"):
+        send(transport, sender, 1)
+    send(transport, sender, 1)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run.1.safetensors",
+        "run.1.safetensors.committed",
+    ]
 
 
 def test_the_default_place_is_in_the_runs_directory(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tiny policies with random parameters, and what to train them on."""
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -263,13 +264,21 @@ def payloads(tmp_path_factory):
     return FileStore(tmp_path_factory.mktemp("payloads"))
 
 
+@pytest.fixture(scope="session")
+def plain_batches(payloads):
+    """Batches by step, made once: values, whose payloads stay in the store."""
+    return functools.cache(lambda step: batch(group, payloads, step))
+
+
 @pytest.fixture
-def make_run(tmp_path, small, payloads, make_group):
+def make_run(tmp_path, small, payloads, plain_batches):
     def make(num_steps=3, name="run", **changes):
         directory = tmp_path / name
         directory.mkdir()
-        steps = range(1, num_steps + 1)
-        batches = [batch(make_group, payloads, step, **changes) for step in steps]
+        make_batch = plain_batches
+        if changes:
+            make_batch = functools.partial(batch, group, payloads, **changes)
+        batches = [make_batch(step) for step in range(1, num_steps + 1)]
         return Run(directory, small, payloads, batches)
 
     return make

@@ -1,6 +1,5 @@
 """Bad data never ends a run: it is handed back with its reasons, and the step is claimed again."""
 
-import asyncio
 import logging
 from dataclasses import replace
 
@@ -85,11 +84,8 @@ async def test_an_episode_that_no_step_can_take_is_quarantined(make_run, setting
 
     run = make_run(1)
     changed = StepSettings(settings.get("microbatch_tokens", 512), 1.0)
-    task = asyncio.ensure_future(run.trainer(build_backend=Small, settings=changed).run())
-    # All of its episodes are such, so that no batch is left, and the claim waits for another.
-    await run.until(lambda: run.experience._batches[0] == (), task)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    # All of its episodes are such, so that no batch is left, and the run ends without a step.
+    await run.finish(run.trainer(build_backend=Small, settings=changed))
     assert {fault.reason for _, fault in run.experience.faults} == {QUARANTINED}
     assert all(told in fault.message for _, fault in run.experience.faults)
     assert run.experience.reports == []
@@ -187,6 +183,28 @@ async def test_a_step_whose_batches_are_all_bad_ends_the_trainer_loudly(make_run
         await run.trainer().run()
     assert len(run.experience.faults) == MOST_HAND_BACKS * 6
     assert run.experience.reports == []
+
+
+async def test_a_batch_whose_members_all_leave_is_no_step_and_the_next_one_takes_its_number(
+    make_run, make_segment
+):
+    run = make_run(3)
+    gone, second, third = run.experience._batches
+    for number in range(len(gone)):
+        spoil(run, number, lambda episode: replace(episode, versions=(7,)))
+
+    await run.finish(run.trainer())
+
+    steps = [row for row in run.rows() if row["name"] == "step"]
+    clean = make_run(3, "clean")
+    clean.experience._batches = [second, third]
+    await clean.finish(clean.trainer())
+    expected = [row for row in clean.rows() if row["name"] == "step"]
+    assert [row["step"] for row in steps] == [1, 2]
+    for name in ("members_digest", "weights_digest", "learning_rate"):
+        assert [row.get(name) for row in steps] == [row.get(name) for row in expected]
+    assert run.published_steps() == [0, 1, 2]
+    assert run.experience.lineage[-1].step == 2
 
 
 async def test_a_hand_back_of_a_fenced_trainer_is_refused(make_run):

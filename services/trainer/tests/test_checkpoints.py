@@ -1,6 +1,8 @@
+import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
 from dataclasses import replace
 
@@ -126,8 +128,10 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [(name, "flipped") for name in FILES] + [(FILES[0], each) for each in DAMAGES],
+)
 def test_a_damaged_file_is_named_and_the_older_checkpoint_is_used(
     written, tmp_path, caplog, name, damage
 ):
@@ -289,3 +293,32 @@ def test_a_disk_that_fills_while_tensors_are_written_is_told_from_other_errors(s
         store.write(1, forbidden)
 
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["fsync", "rename"])
+def test_a_disk_that_is_full_only_at_an_fsync_or_a_rename_is_full(
+    store, tmp_path, monkeypatch, name
+):
+    real, calls = getattr(os, name), []
+
+    def full(*arguments):
+        calls.append(arguments)
+        if len(calls) == fails_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments)
+
+    def fill(folder):
+        (folder / "model.safetensors").write_bytes(b"whole")
+
+    monkeypatch.setattr(os, name, full)
+    for fails_at in range(1, 99):  # noqa: B007, `full` reads it
+        calls.clear()
+        try:
+            stored = store.write(1, fill)
+        except CheckpointStoreFullError:
+            continue
+        break
+
+    assert fails_at == len(calls) + 1 > 1
+    (tmp_path / stored.path / "manifest.json").read_bytes()
+    assert not list((tmp_path / "checkpoints").glob(f"{ASIDE}*"))

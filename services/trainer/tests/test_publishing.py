@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from treadle_trainer import publisher
 from treadle_trainer.adapters.in_memory import MemoryRefit, VersionEndedError
 from treadle_trainer.adapters.local_checkpoints import LocalCheckpoints
 from treadle_trainer.core.status import Phase
 from treadle_trainer.ports import CheckpointStoreFullError
+from treadle_weights.transport import ArenaFullError
 
 SILENT = ((1.0, 1.0), (0.0, 0.0))
 """Rewards that say nothing: the step changes no parameter."""
@@ -168,6 +170,28 @@ async def test_a_full_disk_at_the_start_leaves_the_hint_old_and_trains_on(make_r
     run.experience.complete.clear()
     await run.finish(run.trainer())
     assert run.published_steps() == [0, 1, 2, 2]
+
+
+async def test_a_version_without_room_is_sent_and_kept_when_there_is_some(make_run, monkeypatch):
+    monkeypatch.setattr(publisher, "_ROOM_S", 0.01)
+    run, refused = make_run(2), []
+
+    def full_at_first(name):
+        call = getattr(run.sender, name)
+
+        def tried(*arguments):
+            if refused.count(name) < 2:
+                refused.append(name)
+                raise ArenaFullError("no space")
+            return call(*arguments)
+
+        monkeypatch.setattr(run.sender, name, tried)
+
+    full_at_first("send")
+    full_at_first("keep")
+    await run.finish(run.trainer())
+    assert refused == ["send", "send", "keep", "keep"]
+    assert run.published_steps() == [0, 1, 2]
 
 
 async def test_a_hint_that_points_elsewhere_changes_no_restore_and_is_mended(make_run):

@@ -19,10 +19,10 @@ class Counting:
 
 
 @pytest.fixture
-def recipe(policy, tmp_path):
+def recipe(small, tmp_path):
     (tmp_path / "counting.py").write_text(PLUGIN)
     content = {
-        "model": {"config": str(policy / "config.json"), "tokenizer": str(policy)},
+        "model": {"config": str(small / "config.json"), "tokenizer": str(small)},
         "demonstrations": {"name": f"{tmp_path / 'counting.py'}:Counting"},
         "steps": 80,
         "batch_size": 9,

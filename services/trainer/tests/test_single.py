@@ -1,6 +1,6 @@
 import json
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -21,12 +21,17 @@ on_cpu = partial(SingleBackend, device="cpu")
 ARCHITECTURES = ["qwen3", "llama", "gpt2", "sliding"]
 
 
+@cache
+def reference(folder):
+    """The model with its own attention."""
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+
+
 def reference_logprobs(folder, example):
-    """Straight from the formula, one segment alone, with the model's own attention."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    """Straight from the formula, one segment alone."""
     tokens = torch.from_numpy(example.token_ids).long()
     with torch.no_grad():
-        logits = model(tokens[None]).logits[0] / example.temperature
+        logits = reference(folder)(tokens[None]).logits[0] / example.temperature
     rows = np.flatnonzero(example.trained)
     return logits.log_softmax(-1)[rows - 1, tokens[rows]]
 

@@ -15,6 +15,9 @@ from treadle_weights.layouts import ITEM_SIZES, Layout, Rectangle
 from treadle_weights.plan import box_of
 from treadle_weights.transport import ArenaCorruptError, ArenaFullError, LoadOrder
 
+FULL = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT}
+"""Numbers of errors that say that there is no room."""
+
 
 def checked_directory(directory: str | Path) -> Path:
     """Raises InvalidFieldError where `directory` is none."""
@@ -51,7 +54,7 @@ def reserve(path: Path, descriptor: int, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
         raise full from error
 

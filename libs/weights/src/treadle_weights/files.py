@@ -22,13 +22,21 @@ from numpy.typing import NDArray
 from treadle_core.errors import InvalidFieldError
 from treadle_core.ids import checked_id
 from treadle_weights import safetensors
-from treadle_weights.arenas import check_one_rank, checked_directory, pack, reserve, verify
+from treadle_weights.arenas import (
+    FULL,
+    check_one_rank,
+    checked_directory,
+    pack,
+    reserve,
+    verify,
+)
 from treadle_weights.digests import hex_digest
 from treadle_weights.layouts import Layout
 from treadle_weights.plan import check_buffer, execute
 from treadle_weights.transport import (
     Arena,
     ArenaCorruptError,
+    ArenaFullError,
     ArenaMissingError,
     LoadOrder,
     Stored,
@@ -68,6 +76,7 @@ class Files:
         try:
             os.link(_checked_path(base, self._directory), aside, follow_symlinks=False)
             aside.replace(path)
+            _sync_directory(self._directory)
         except OSError as error:
             aside.unlink(missing_ok=True)
             raise ArenaMissingError(
@@ -75,7 +84,6 @@ class Files:
             ) from error
         # Renaming a name over another name of the same file leaves both.
         aside.unlink(missing_ok=True)
-        _sync_directory(self._directory)
         return Arena(str(path), base.size)
 
     def find(self, run_id: str, version: int) -> Stored | None:
@@ -115,7 +123,8 @@ class Sender:
             raise InvalidFieldError("arena.size", limit=f">= {layout.size()}", value=arena.size)
         stored = safetensors.compact(layout)
         begin = len(_header(stored, dict.fromkeys(stored.by_tensor, 0)))
-        with _whole_or_not(path, max(begin + stored.size(), arena.size)) as descriptor:
+        size = max(begin + stored.size(), arena.size)
+        with _room_for(path), _whole_or_not(path, size) as descriptor:
             os.ftruncate(descriptor, begin + stored.size())
             mapped = mmap.mmap(descriptor, begin + stored.size())
             data = np.frombuffer(mapped, np.uint8)
@@ -127,7 +136,12 @@ class Sender:
     def keep(self, arena: Arena) -> None:
         """Marks the version as committed and deletes all older ones but the newest committed."""
         path = _checked_path(arena, self._directory)
-        _mark(path).touch()
+        with _room_for(path):
+            _mark(path).touch()
+            self._delete_older_than(path)
+            _sync_directory(self._directory)
+
+    def _delete_older_than(self, path: Path) -> None:
         present = self._versions()
         marked = sorted(version for version, file in present.items() if _mark(file).exists())
         kept = {path, *(present[version] for version in marked[-KEPT:])}
@@ -135,7 +149,6 @@ class Sender:
             if version < marked[-1] and file not in kept:
                 file.unlink(missing_ok=True)
                 _mark(file).unlink(missing_ok=True)
-        _sync_directory(self._directory)
 
     def discard(self, arena: Arena) -> None:
         path = _checked_path(arena, self._directory)
@@ -242,6 +255,19 @@ def _check_same_tensors(path: Path, found: Layout, source: Layout) -> None:
             raise ArenaCorruptError(
                 f"{path}: {name} is {got}, not {wanted}", field=name, limit=wanted, value=got
             )
+
+
+@contextlib.contextmanager
+def _room_for(path: Path) -> Generator[None]:
+    """Raises ArenaFullError for a disk that says only at an fsync or a new name that it is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise ArenaFullError(
+            f"{path}: {error.strerror}", field="arena.path", limit="room on its disk", value=path
+        ) from error
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from treadle_refit.servicer import SERVICE_NAME, RefitServicer
 from treadle_runtime import config, server
 from treadle_runtime.channel import connect
 from treadle_runtime.plugins import build
-from treadle_runtime.tracker import JsonlTracker
+from treadle_runtime.tracker import of_service
 
 
 async def main(settings: RefitConfig) -> None:
@@ -28,7 +28,7 @@ async def main(settings: RefitConfig) -> None:
             transport=build(
                 "treadle.weight_transports", settings.transport, run_dir=settings.run.dir
             ),
-            tracker=JsonlTracker(settings.run.dir / "metrics" / "refit.jsonl"),
+            tracker=of_service(settings.run, "refit"),
             clock=time.monotonic,
         )
         await server.serve(

@@ -10,9 +10,8 @@ import grpc.aio
 from treadle.trainer.v1 import trainer_service_pb2_grpc as rpc
 from treadle_payloads.files import FileStore
 from treadle_runtime import config as configuration
-from treadle_runtime import plugins, server
+from treadle_runtime import plugins, server, tracker
 from treadle_runtime.channel import connect
-from treadle_runtime.tracker import JsonlTracker
 from treadle_trainer.adapters.experience_client import ExperienceClient
 from treadle_trainer.adapters.local_checkpoints import LocalCheckpoints
 from treadle_trainer.adapters.payload_reader import StoredPayloads
@@ -93,7 +92,7 @@ def surroundings_of(
         sender=transport.sender(config.run.id),
         payloads=StoredPayloads(FileStore(directory / "payloads")),
         store=LocalCheckpoints(directory / "checkpoints"),
-        tracker=JsonlTracker(directory / "metrics" / "trainer.jsonl"),
+        tracker=tracker.of_service(config.run, "trainer"),
     )
 
 

@@ -15,7 +15,7 @@ from treadle_runtime.failpoints import failpoint
 from treadle_trainer.ports import VERSION_ENDED, Refit
 from treadle_weights.digests import weights_digest
 from treadle_weights.layouts import Layout, whole
-from treadle_weights.transport import Arena, WeightSender
+from treadle_weights.transport import Arena, ArenaFullError, WeightSender
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ Compute = Callable[..., Awaitable[Any]]
 _MOST_TRIES = 8
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
+_ROOM_S = 1.0
+"""How often a full disk is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Publisher:
         failpoint("trainer.version.after_open")
         digests = self._digests
         if not opened.aliased:
-            digests = await self._compute(self._fill, opened.arena, layout, parameters)
+            digests = await self._with_room(self._fill, opened.arena, layout, parameters)
         failpoint("trainer.version.before_send")
         try:
             sent = await self._refit.send_version(
@@ -113,12 +115,21 @@ class Publisher:
                 await self._compute(self._sender.discard, opened.arena)
             raise
         failpoint("trainer.version.after_send")
-        await self._compute(self._sender.keep, opened.arena)
+        await self._with_room(self._sender.keep, opened.arena)
         if sent.left_behind:
             log.warning("version %d left %d engines behind", opened.version, sent.left_behind)
         self._digests = digests
         self._last = Published(opened.version, weights_digest(digests))
         return self._last
+
+    async def _with_room(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Computes; where there is no room, again and again until there is."""
+        while True:
+            try:
+                return await self._compute(call, *arguments)
+            except ArenaFullError as error:
+                log.error("no version until there is room: %s", error.message)  # noqa: TRY400
+            await asyncio.sleep(_ROOM_S)
 
     def _fill(
         self, arena: Arena, layout: Layout, parameters: Mapping[str, Tensor]

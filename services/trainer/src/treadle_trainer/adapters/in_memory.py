@@ -108,7 +108,7 @@ class MemoryExperience:
             raise RefusedError("step", field="step", limit=self.trained_step + 1, value=step)
         self.faults += [(step, fault) for fault in faults]
         reasons = {(fault.episode_id, fault.attempt): fault.reason for fault in faults}
-        self._batches[step - 1] = tuple(
+        batch = tuple(
             replace(task, episodes=tuple(self._formed_anew(e, reasons) for e in task.episodes))
             for task in self._batches[step - 1]
             if not any(
@@ -116,6 +116,8 @@ class MemoryExperience:
                 for e in task.episodes
             )
         )
+        # All batches are recorded: none is filled up, and one that is empty is no step.
+        self._batches[step - 1 : step] = [batch] if batch else []
 
     def _formed_anew(
         self, episode: ClaimedEpisode, reasons: Mapping[tuple[str, int], FaultReason]
