@@ -8,14 +8,14 @@ TORCHFUL := services/rollout services/trainer
 DISTS := $(TORCHLESS) $(TORCHFUL)
 TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
 	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
-TESTS := pytest pytest-asyncio pytest-timeout hypothesis
+TESTS := pytest pytest-asyncio pytest-timeout hypothesis tensorboard pyarrow
 BUILD := hatchling editables grpcio-tools mypy-protobuf
 PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup protos fmt check test test-py312 demo bench resume-equality chaos chaos-smoke \
-	failpoints conformance model-tests
+	failpoints conformance model-tests docs-check pants
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
@@ -73,4 +73,11 @@ conformance: setup  ## All promises of an engine: ENGINE=transformers or scripte
 
 model-tests: setup  ## Long schedules of the ledger and of refit, dying checkpoint writers, and planted faults
 	python tests/model/main.py
-	pytest -q -o timeout=900 --hypothesis-profile=long services/refit/tests/test_schedules.py
+	pytest -q -o timeout=900 --hypothesis-profile=long services/refit/tests/test_schedules.py \
+		tests/model/test_schedules.py
+
+docs-check: setup  ## Every command, link and number in a document
+	python tools/docs.py
+
+pants: setup  ## list, dependencies, test and package of what needs no torch, by Pants, where CPython 3.9 is
+	python tools/pants.py

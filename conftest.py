@@ -2,8 +2,8 @@
 
 from hypothesis import HealthCheck, settings
 
-# A busy two-core machine must not turn a slow example into a failure.
-settings.register_profile("treadle", deadline=None, print_blob=True)
+# A busy two-core machine must not turn a slow example into a failure, and unit tests are run often.
+settings.register_profile("treadle", deadline=None, print_blob=True, max_examples=40)
 # `--hypothesis-profile=long`: what a state machine finds only after many steps.
 settings.register_profile(
     "long",

@@ -29,6 +29,9 @@ from treadle_runtime import errors
 CONTRACTS = {"experience": experience_pb, "refit": refit_pb}
 ROOT = Path(__file__).parent.parent.parent
 RUN = "run"
+PATIENCE_S = 60.0
+"""For what takes well under a second, or a few where a service starts: two cores that others load
+make tens of it. Only what never comes is to miss it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ class Peer:
     def request(self, method: str, **fields: Any) -> Any:
         return getattr(self.contract, f"{method}Request")(**{"run_id": RUN} | fields)
 
-    def send(self, method: str, request: Any, *, timeout: float | None = 10.0, **how: Any) -> Any:
+    def send(
+        self, method: str, request: Any, *, timeout: float | None = PATIENCE_S, **how: Any
+    ) -> Any:
         """Sends a message, or bytes that may be none, once. Raises grpc.RpcError."""
         data = request if isinstance(request, bytes) else request.SerializeToString()
         path = f"/treadle.{self.service}.v1.{self.service.capitalize()}Service/{method}"
@@ -96,7 +101,7 @@ class Peer:
     def health(self) -> str:
         request = health_pb2.HealthCheckRequest()
         stub = health_pb2_grpc.HealthStub(self._channel)
-        answer = stub.Check(request, timeout=5, wait_for_ready=True)
+        answer = stub.Check(request, timeout=PATIENCE_S, wait_for_ready=True)
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
     def close(self) -> None:
@@ -147,14 +152,14 @@ class Service:
     def ended(self, *overrides: str) -> tuple[int, str]:
         """Starts it and waits for its end; the status, and what it said."""
         process = self.start(*overrides)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE_S)
         return process.returncode, said
 
     def stop(self) -> tuple[int, str]:
         """Drains it; the status, and what it said."""
         assert self.process is not None
         self.process.terminate()
-        _, said = self.process.communicate(timeout=40)
+        _, said = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, said
 
     @property
@@ -245,7 +250,7 @@ def sums(directory: Path) -> dict[str, int]:
     return {each.measure: each.value for each in measures}
 
 
-def until(holds: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+def until(holds: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
     """Looks until something holds that happens in another process."""
     give_up = time.monotonic() + timeout_s
     while not holds():
@@ -301,7 +306,9 @@ class Disk:
     def fsck(self) -> dict[str, Any]:
         """Measures of `treadle fsck` on the disk; fails where a goal does not hold."""
         command = [*self.inside, sys.executable, "-m", "treadle_cli.main", "fsck", str(self.path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         measures = [json.loads(line) for line in done.stdout.splitlines()]
         return {measure["measure"]: measure["value"] for measure in measures}

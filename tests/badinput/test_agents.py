@@ -146,9 +146,9 @@ BAD = {
 def test_bad_agents_fail_by_class_are_tried_again_and_harm_nobody_else(tmp_path: Path) -> None:
     does = [*BAD, "well", "well"]
     agent = {"name": f"{AGENTS}:Chosen"}
-    with looping(tmp_path, does, agent, (), deadline_s=1.5, lease_s=1.0) as loop:
+    with looping(tmp_path, does, agent, (), deadline_s=3.0, lease_s=2.9) as loop:
         loop.publish(stop_logit=0.0)
-        until(lambda: settled(loop.experience) == len(does), timeout_s=40)
+        until(lambda: settled(loop.experience) == len(does))
         described = loop.experience("GetRun")
         failures = loop.failures()
         assert loop.rollout.is_up
@@ -162,7 +162,7 @@ def test_bad_agents_fail_by_class_are_tried_again_and_harm_nobody_else(tmp_path:
         assert [message for _, message in failures[do] if says not in message] == []
         assert len(failures[do]) == 2
     assert "hunter2" not in json.dumps(failures)
-    assert kept < 8 * 1024 * 1024
+    assert kept < 16 * 1024 * 1024  # at most 1 MiB a second, of two attempts
     assert sums(tmp_path)["acknowledged"] == 2
 
 
@@ -183,11 +183,11 @@ def test_payloads_wait_for_room_and_none_is_lost(
         until(lambda: disk.seen("tmp").is_dir())
         disk.fill()
         loop.publish(stop_logit=-1e9)
-        until(lambda: "PAYLOAD_STORE_FULL" in loop.log.read_text(), timeout_s=40)
+        until(lambda: "PAYLOAD_STORE_FULL" in loop.log.read_text())
         assert settled(loop.experience) == 0
 
         disk.make_room()
-        until(lambda: settled(loop.experience) == 4, timeout_s=40)
+        until(lambda: settled(loop.experience) == 4)
         described = loop.experience("GetRun")
         assert loop.rollout.is_up
 

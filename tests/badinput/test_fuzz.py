@@ -183,7 +183,7 @@ def test_no_request_breaks_a_service_or_its_sums(world: World, service: str, met
             data = peer.request(method, **valid).SerializeToString()
             request = changed_bytes(data, changes, cut)
         try:
-            answer = peer.send(method, request, timeout=2)
+            answer = peer.send(method, request, timeout=20)
         except grpc.RpcError as error:
             found = refusal(error)
             assert found.code in REFUSALS, found

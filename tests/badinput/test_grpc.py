@@ -235,7 +235,7 @@ def test_g28_fields_of_a_newer_contract_are_ignored(world: World) -> None:
 def test_a_method_that_does_not_exist_is_unimplemented(world: World) -> None:
     call = world.peer._channel.unary_unary("/treadle.experience.v1.ExperienceService/DropAll")
     with pytest.raises(grpc.RpcError) as raised:
-        call(b"", timeout=5)
+        call(b"", timeout=20)
 
     assert refusal(raised.value).code == "UNIMPLEMENTED"
     assert world.service.is_up

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.chaos, pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -54,7 +54,7 @@ def another_trainer(run, directory: Path):
         process.wait()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_trainer_that_wakes_after_its_successor_took_over_changes_nothing(
     make_run, tmp_path, monkeypatch
 ) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from e2e_harness import ROOT
+from e2e_harness import PATIENCE_S, ROOT
 
 from treadle_runtime import plugins
 
@@ -28,7 +28,7 @@ def assert_whole(run, *, steps: int) -> None:
 
 
 def test_trains_to_the_end_within_the_lag_bound_and_reconciles(make_run) -> None:
-    run = make_run()
+    run = make_run("run.trackers=[{name: tensorboard}]")
     run.start()
 
     printed = run.finish()
@@ -36,6 +36,10 @@ def test_trains_to_the_end_within_the_lag_bound_and_reconciles(make_run) -> None
     assert "step    6/6" in printed
     assert "held-out greedy" in printed
     assert_whole(run, steps=6)
+    assert f"report in {run.directory}/report.html" in printed
+    assert "256 tasks, scored at steps 0 and 6" in (run.directory / "report.html").read_text()
+    written = {path.parent.name for path in run.directory.glob("tensorboard/*/events*")}
+    assert written == {"experience", "refit", "rollout", "trainer"}
     assert max(row["lag_max"] for row in run.rows("trainer", "step")) <= 4
     assert run.service_pids() == {}
 
@@ -94,13 +98,28 @@ def test_a_killed_service_is_started_again_and_nothing_is_lost(make_run, name) -
     assert_whole(run, steps=6)
 
 
+@pytest.mark.chaos
+def test_a_service_that_stands_still_is_killed_and_the_run_goes_on(make_run) -> None:
+    run = make_run("run.hung_s=8")
+    run.start()
+    run.wait_until(lambda: steps_trained(run) >= 2)
+
+    os.kill(run.service_pids()["trainer"], signal.SIGSTOP)
+
+    printed = run.finish()
+    assert "trainer ended with signal SIGKILL because it hung" in printed
+    deaths = [(row["service"], row["hung"]) for row in run.rows("supervisor", "death")]
+    assert deaths == [("trainer", 1)], run.rows("supervisor", "death")
+    assert_whole(run, steps=6)
+
+
 def test_ctrl_c_drains_and_the_run_goes_on_from_there(make_run) -> None:
     run = make_run()
     command = run.start()
     run.wait_until(lambda: steps_trained(run) >= 2)
 
     command.send_signal(signal.SIGINT)
-    out, _ = command.communicate(timeout=60)
+    out, _ = command.communicate(timeout=PATIENCE_S)
 
     assert command.returncode == 130, out
     assert run.service_pids() == {}

@@ -17,6 +17,8 @@ import hunt
 from ledger_model import checkpoints, mutants
 from ledger_model.seeds import Tally, play
 
+from treadle_experience.core.transitions import KINDS
+
 SEEDS = 200
 ACTIONS = 2000
 SQLITE_SEEDS = 40
@@ -36,23 +38,25 @@ def main() -> int:
     logging.disable()
     if arguments.seed is not None:
         one = range(arguments.seed, arguments.seed + 1)
-        return min(1, _play(one, arguments.actions, arguments.ledger, lines=None))
+        return min(1, _play(one, arguments.actions, arguments.ledger, Tally(), lines=None))
     return _measure(arguments.seeds, arguments.actions)
 
 
 def _measure(seeds: int, actions: int) -> int:
     began = time.monotonic()
-    found = _play(range(seeds), actions, "memory")
-    found += _play(range(SQLITE_SEEDS), SQLITE_ACTIONS, "sqlite")
+    tally = Tally()
+    found = _play(range(seeds), actions, "memory", tally)
+    found += _play(range(SQLITE_SEEDS), SQLITE_ACTIONS, "sqlite", tally)
     moments = checkpoints.survive(checkpoints.write_next, checkpoints.check_named)
     moments += checkpoints.survive(checkpoints.finish_next, checkpoints.check_retained)
     played_s = time.monotonic() - began
-    kinds = len(mutants.FAULTS)
+    kinds, unseen = len(mutants.FAULTS), KINDS.keys() - tally.kinds.keys()
     caught = sum(_is_caught(names) for names in mutants.FAULTS.values())
     rows = [
         _row("seeds", seeds, "seeds", SEEDS, holds=seeds >= SEEDS),
         _row("actions", actions, "actions a seed", ACTIONS, holds=actions >= ACTIONS),
         _row("seeds_sqlite", SQLITE_SEEDS, "seeds", "none", holds=True),
+        _row("transition_kinds_unseen", len(unseen), "kinds", 0, holds=not unseen),
         _row("checkpoint_crashes", moments, "moments", "none", holds=True),
         _row("counterexamples", found, "seeds", 0, holds=not found),
         _row("mutants", kinds, "faults", 5, holds=kinds >= 5),
@@ -62,9 +66,11 @@ def _measure(seeds: int, actions: int) -> int:
     return 0 if all(rows) else 1
 
 
-def _play(seeds: range, actions: int, ledger: str, *, lines: int | None = TRACE) -> int:
+def _play(
+    seeds: range, actions: int, ledger: str, tally: Tally, *, lines: int | None = TRACE
+) -> int:
     """Plays seeds; returns how many have a counter-example."""
-    tally, found = Tally(), 0
+    found = 0
     for seed in seeds:
         counter = play(seed, actions, tally, ledger=ledger)
         if counter is None:
@@ -75,7 +81,7 @@ def _play(seeds: range, actions: int, ledger: str, *, lines: int | None = TRACE)
         traceback.print_exception(counter.error)
         again = f"tests/model/main.py --ledger {ledger} --actions {actions} --seed {seed}"
         sys.stderr.write(f"seed {seed}, run {counter.run}; again: python {again}\n\n")
-    sys.stderr.write(f"{ledger}: {tally}\n")
+    sys.stderr.write(f"after {ledger}: {tally}\n")
     return found
 
 

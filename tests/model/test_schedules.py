@@ -1,32 +1,30 @@
-"""The short profile of the ledger's model; `make model-tests` plays the long one."""
+"""The ledger's model in its short profile; `make model-tests` plays the long one."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from ledger_model.schedule import Schedule
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from ledger_model.machine import machine_of
 from ledger_model.seeds import Tally, play
 
-from treadle_experience.adapters.memory import MemoryLedger
+LONG = settings.get_current_profile_name() == "long"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("ledger", "examples"), [("memory", 60), ("sqlite", 12)])
+def test_no_rules_break_a_promise_or_stop_the_run(ledger, examples):
+    changed = settings(
+        max_examples=4 * examples if LONG else examples,
+        stateful_step_count=100 if LONG else 30,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine_of(ledger), settings=changed)
+
+
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("ledger", "actions"), [("memory", 1000), ("sqlite", 200)])
-def test_no_schedule_breaks_a_promise_or_stops_the_run(seed, ledger, actions):
+def test_no_seed_breaks_a_promise_or_stops_the_run(seed, ledger, actions):
     found = play(seed, actions, Tally(), ledger=ledger)
 
     assert found is None, "\n".join([*found.trace[-40:], repr(found.error)])
-
-
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
-@given(random=st.randoms(use_true_random=False), size=st.integers(1, 60))
-def test_no_schedule_that_hypothesis_thinks_of_does_either(random, size):
-    schedule = Schedule(random, MemoryLedger(), size)
-    try:
-        for _ in range(size):
-            schedule.step()
-        schedule.complete()
-    finally:
-        schedule.close()
 
 
 def test_a_seed_is_one_schedule():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ledger_model.clock import VirtualLoop
+from ledger_model.journal import Journal
 from ledger_model.oracle import BreachError, Oracle, Sent
 from ledger_model.process import LostError, Process
 from treadle.episode.v1 import episode_pb2
@@ -17,7 +18,7 @@ from treadle_core.errors import Kind, TreadleError
 from treadle_payloads.codec import encode_payload
 
 RUN_ID = "model"
-ASK_AGAIN = ("LEDGER_FULL", "WRITER_FENCED")
+ASK_AGAIN = ("LEDGER_FULL", "WRITER_FENCED", "PAYLOAD_MISSING")
 """The call may have been decided; the same one is answered later, perhaps by a successor."""
 
 GIVE_UP = 0.03
@@ -31,6 +32,7 @@ class World:
     random: Random
     loop: VirtualLoop
     oracle: Oracle
+    journal: Journal
     process: Process
     trace: list[tuple[float, str, str, Any]] = field(default_factory=list)
     fair: bool = False
@@ -40,7 +42,7 @@ class World:
         """Calls the service; raises LostError, or the TreadleError that it answered."""
         request = getattr(pb, f"{method}Request")(run_id=RUN_ID, **fields)
         self.note(who, method, request)
-        if not self.fair and self.random.random() < GIVE_UP:
+        if self.chance(GIVE_UP):
             self.loop.create_task(self._unheard(method, request))
             raise LostError
         try:
@@ -72,13 +74,25 @@ class World:
         return [f"{t:9.3f} {who:<8} {what} {_short(m)}" for t, who, what, m in self.trace]
 
     def chance(self, probability: float) -> bool:
-        return not self.fair and self.random.random() < probability
+        return not self.fair and happens(self.random, probability)
+
+
+def happens(random: Random, probability: float) -> bool:
+    """Whether it does; Hypothesis, which looks for small numbers, shrinks to that it does not."""
+    return random.random() > 1 - probability
 
 
 def result_of(key: tuple[str, int], versions: set[int], salt: str) -> tuple[Sent, Any]:
-    """A result whose tokens were sampled by `versions`, and whose content is a function of all."""
-    seed = hashlib.sha256(f"{key}{sorted(versions)}{salt}".encode()).digest()
+    """A result whose tokens were sampled by `versions`, and whose content is a function of all.
+
+    Some payloads lie in the store; some have the same bytes as others.
+    """
     sampled = sorted(versions)
+    seed = hashlib.sha256(f"{key}{sampled}{salt}".encode()).digest()
+    reward = None if seed[0] < 20 else float(seed[0] % 2)
+    is_stored = seed[1] < 90
+    if seed[2] < 25 and not salt:
+        seed = hashlib.sha256(f"{sampled}".encode()).digest()
     policy = np.array([NO_VERSION, *sampled], np.int32)
     mask = policy != NO_VERSION
     segment = Segment(
@@ -89,18 +103,19 @@ def result_of(key: tuple[str, int], versions: set[int], salt: str) -> tuple[Sent
         policy_version=policy,
         context_version=policy,
     )
-    inline = encode_payload([segment])
-    digest = hashlib.sha256(inline).hexdigest()
-    reward = None if seed[0] < 20 else float(seed[0] % 2)
+    data = encode_payload([segment])
+    digest = hashlib.sha256(data).hexdigest()
     message = episode_pb2.EpisodeResult(
         reward=reward,
         termination=episode_pb2.TERMINATION_FINISHED,
         num_tokens=policy.size,
         num_trained=len(sampled),
         versions=sampled,
-        payload=episode_pb2.Payload(sha256=digest, size=len(inline), inline=inline),
+        payload=episode_pb2.Payload(
+            sha256=digest, size=len(data), inline=None if is_stored else data
+        ),
     )
-    return Sent(digest, frozenset(versions), inline), message
+    return Sent(digest, frozenset(versions), data, reward, is_stored), message
 
 
 def _short(message: Any) -> str:

@@ -18,6 +18,8 @@ class Mutant:
     module: str
     before: str
     after: str
+    is_rare: bool = False
+    """Found only after many seeds: left to `make model-tests`."""
 
     def plant(self) -> None:
         """Loads the module with the fault; raises LookupError where it has no such line.
@@ -81,6 +83,31 @@ LEDGER = (
         "    elif live:\n",
         "    elif live > 1:\n",
     ),
+    Mutant(
+        "no_baseline",
+        f"{CORE}.admission",
+        "    return any(key.step == 0 for key in state.unfinished)\n",
+        "    return False\n",
+    ),
+    Mutant(
+        "unfiltered",
+        f"{CORE}.groups",
+        "    elif reason := drop_reason(run, task):\n",
+        "    elif reason := '':\n",
+    ),
+    Mutant(
+        "early_release",
+        f"{CORE}.checkpoints",
+        "    groups.release(run, _members(state, released, state.released_step))\n",
+        "    groups.release(run, _members(state, covered, step))\n",
+    ),
+    Mutant(
+        "steps_not_moved_down",
+        f"{CORE}.apply",
+        "            state.tasks[task_id].step = later - 1\n",
+        "            pass\n",
+        is_rare=True,
+    ),
 )
 """Found by schedules of the experience service."""
 
@@ -95,14 +122,8 @@ CHECKPOINTS = (
 """Found by a writer of checkpoints that dies."""
 
 FAULTS = {
-    "ack_before_flush": ("ack_before_flush",),
-    "skipped_fence": (
-        "skipped_fence_of_trainers",
-        "skipped_fence_of_attempts",
-        "skipped_fence_of_writers",
-    ),
-    "uncounted_place": ("uncounted_place",),
-    "partial_group": ("partial_group",),
-    "non_atomic_rename": ("non_atomic_rename",),
-}
+    each.name: (each.name,)
+    for each in (*LEDGER, *CHECKPOINTS)
+    if not each.name.startswith("skipped_fence")
+} | {"skipped_fence": tuple(each.name for each in LEDGER if each.name.startswith("skipped_fence"))}
 """The kinds of fault, each with the mutants that have to be found for it."""

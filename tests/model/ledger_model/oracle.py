@@ -39,6 +39,7 @@ class Bounds:
     smallest_group: int
     drops_last: bool
     """A last batch that cannot be filled is evicted."""
+    payload_budget_bytes: int | None
     in_order: bool
     """Batches take tasks strictly in the order of their opening."""
 
@@ -49,7 +50,10 @@ class Sent:
 
     digest: str
     versions: frozenset[int]
-    inline: bytes
+    data: bytes
+    reward: float | None
+    is_stored: bool
+    """Its payload lies in the store, not in the ledger."""
 
 
 @dataclass
@@ -76,6 +80,8 @@ class Oracle:
     """Those of them that were acknowledged."""
     lost: set[tuple[str, int]] = field(default_factory=set)
     """Attempts whose payload a trainer said was lost."""
+    unfit: set[str] = field(default_factory=set)
+    """Episodes that a trainer said were unfit."""
     loose: set[str] = field(default_factory=set)
     """Tasks that may have left their batch: a trainer found fault with a member."""
     shaken: set[int] = field(default_factory=set)
@@ -133,7 +139,11 @@ class Oracle:
         if epoch > self.epoch:
             self.epoch, self.trained = epoch, 0
 
-    def reported(self, epoch: int, step: int) -> None:
+    def reported(self, epoch: int, step: int, *, asked: bool) -> None:
+        """A step was reported; `asked`: a checkpoint is wanted now."""
+        budget = self.bounds.payload_budget_bytes
+        if budget in (None, 1):
+            require(asked is (budget == 1), "a short budget asks for a checkpoint", step, budget)
         if epoch == self.epoch:
             self.trained = max(self.trained, step)
 
@@ -143,8 +153,8 @@ class Oracle:
             epoch >= newest_before, "only one trainer is active (I22)", method, epoch, newest_before
         )
 
-    def claimed(self, step: int, answer: Any) -> None:
-        """A batch arrived."""
+    def claimed(self, step: int, answer: Any, state: RunState) -> None:
+        """A batch arrived; `state` is that of now."""
         self.claims += 1
         batch: Batch = []
         for task in answer.tasks:
@@ -153,7 +163,7 @@ class Oracle:
             for episode in task.episodes:
                 self._check_member(step, episode)
             batch.append((task.task_id, members))
-        self._compare(step, batch)
+        self._compare(step, batch, state)
         full = len(batch) == self.bounds.tasks_per_step
         short = answer.last or step in self.mended
         require(full or short, "only the last batch is short", step, len(batch))
@@ -161,21 +171,27 @@ class Oracle:
 
     def handed_back(self, step: int, faults: Any) -> None:
         """A trainer is about to hand a batch back; `faults` come with the task of each."""
-        if faults and not self.bounds.in_order:
-            # Older tasks, passed over before, are done by now and come first.
-            self.loose |= {task_id for task_id, _ in self.batches.get(step, ())}
+        if faults:
+            # A later batch that was given up and not formed again may fill the places of this one.
+            for later in [each for each in self.shaken if each > step]:
+                self.batches.pop(later, None)
+                self.mended.add(later)
         for task_id, fault in faults:
             self.shaken.add(step)
             self.loose.add(task_id)
             if fault.reason == pb.FAULT_REASON_PAYLOAD_LOST:
                 self.lost.add((fault.episode_id, fault.attempt))
+            else:
+                self.unfit.add(fault.episode_id)
 
-    def _compare(self, step: int, batch: Batch) -> None:
+    def _compare(self, step: int, batch: Batch, state: RunState) -> None:
         """A step keeps its batch, but for members that a trainer found fault with."""
         present = {task_id for task_id, _ in batch}
         while (recorded := self.batches.get(step)) is not None:
             left = {task_id for task_id, _ in recorded} - present
-            require(left <= self.loose, "a step keeps its batch (I9)", step, recorded, batch)
+            gone = all(state.tasks[id_].state in OUT for id_ in left)
+            kept = gone and left <= self.loose
+            require(kept, "a step keeps its batch (I9)", step, recorded, batch)
             if len(left) < len(recorded):
                 break
             # All of its members left: it is no step, and the later ones move up.
@@ -210,7 +226,11 @@ class Oracle:
         sent = self.sent.get(key, {}).get(digest)
         if sent is None:
             raise BreachError(f"what is trained was sent (I24): {key} {digest}")
-        require(episode.result.payload.inline == sent.inline, "its payload is there", key)
+        payload, result = episode.result.payload, episode.result
+        there = payload.inline == (b"" if sent.is_stored else sent.data)
+        require(there, "its payload is where it was sent", key)
+        reward = result.reward if result.HasField("reward") else None
+        require(reward == sent.reward, "its reward is what was sent", key, reward)
         acknowledged = self.acknowledged.get(key[0])
         require(
             acknowledged in (None, (key[1], digest)),
@@ -311,6 +331,11 @@ class Oracle:
             dropped = found is TaskState.EVICTED and self.bounds.drops_last and state.closed
             here = found in (*IN_BATCHES, TaskState.OPEN, TaskState.READY) or dropped
             require(here or task_id in self.loose, "a batch loses no task (I1)", task_id, found)
+
+    def floor(self, digest: str) -> int:
+        """Step of the oldest checkpoint that can be restored while this one is the head."""
+        parent, step = self.checkpoints[digest]
+        return self.checkpoints[parent][1] if parent else step
 
     def _covered(self, state: RunState) -> int:
         """Step of the head of the lineage, after a walk along the notes."""

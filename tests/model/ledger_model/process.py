@@ -8,13 +8,16 @@ from typing import Any
 
 from ledger_model.clock import VirtualLoop
 from treadle_experience.core.errors import LedgerFullError
+from treadle_experience.core.filters import Filter
 from treadle_experience.core.rules import Rules
 from treadle_experience.core.run import Read, Run
 from treadle_experience.core.state import RunState
 from treadle_experience.core.transitions import EpisodeDone, Transition
+from treadle_experience.effects import Effects
 from treadle_experience.keeper import Keeper
 from treadle_experience.ports import Ledger
 from treadle_experience.servicer import ExperienceServicer
+from treadle_payloads.store import PayloadStore
 
 
 class LostError(Exception):
@@ -25,11 +28,11 @@ class CrashedError(Exception):
     """The process died in an append."""
 
 
-class NoPayloads:
-    """A PayloadStore that holds nothing: all payloads of the model stay inline."""
+class NoTracker:
+    """A Tracker that keeps nothing."""
 
-    def has(self, reference: object) -> bool:
-        return False
+    def log(self, name: str, values: object) -> None:
+        pass
 
 
 @dataclass
@@ -76,12 +79,17 @@ class Process:
     session: Session
     rules: Rules
     sources: Mapping[str, Read]
+    filter: Filter | None
+    store: PayloadStore
     _calls: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.run = Run(self.rules, self.sources)
-        self.keeper = Keeper(self.run, self.session, clock=self.loop.time)
-        self.servicer = ExperienceServicer(self.keeper, self.rules, NoPayloads())
+        self.run = Run(self.rules, self.sources, filter=self.filter)
+        effects = Effects(self.run.state, self.store, NoTracker())
+        self.keeper = Keeper(
+            self.run, self.session, on_durable=effects.follow, clock=self.loop.time
+        )
+        self.servicer = ExperienceServicer(self.keeper, self.rules, self.store)
         self._background = [
             self.loop.create_task(self.keeper.write()),
             self.loop.create_task(self.keeper.sweep()),
@@ -128,7 +136,7 @@ class Process:
 
 def reloaded(process: Process) -> RunState:
     """The state of another process that reads the same ledger now."""
-    run = Run(process.rules, process.sources)
+    run = Run(process.rules, process.sources, filter=process.filter)
     run.load(process.session.load())
     return run.state
 

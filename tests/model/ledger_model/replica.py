@@ -148,6 +148,7 @@ class Replica:
         unknown = max(oracle.announced, default=0) + random.randint(1, 5)
         unknown = random.choice([unknown, *sorted(set(oracle.announced) - oracle.commits)])
         forged = result_of(held.key, (held.versions - {0}) | {unknown}, "forged")
+        self._upload(forged[0])
         try:
             await self._complete(held.key, forged)
         except (LostError, TreadleError):
@@ -160,6 +161,7 @@ class Replica:
         self.delivered.append((key, result))
         oracle.sends(key, sent)
         before = oracle.acknowledged.get(key[0])
+        self._upload(sent)
         try:
             answer = await self._complete(key, result)
         except LostError:
@@ -171,6 +173,12 @@ class Replica:
             return True
         oracle.completed(key, sent, duplicate=answer.duplicate, was=before)
         return True
+
+    def _upload(self, sent: Sent) -> None:
+        journal = self.world.journal
+        if sent.is_stored:
+            journal.store.put(sent.data)
+            journal.vanished.discard(sent.digest)
 
     async def _complete(self, key: tuple[str, int], result: tuple[Sent, Any]) -> Any:
         return await self.world.call(

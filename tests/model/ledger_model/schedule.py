@@ -5,18 +5,19 @@ import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
-from ledger_model.calls import World
+from ledger_model.calls import World, happens
 from ledger_model.clock import VirtualLoop
-from ledger_model.oracle import Bounds, BreachError, Oracle, require
+from ledger_model.journal import Journal
+from ledger_model.oracle import BreachError, Oracle, require
 from ledger_model.process import Process, Session, bare, differences, reloaded
+from ledger_model.recipes import bounds_of, filter_of, rules_of
 from ledger_model.replica import Held, Replica
 from ledger_model.trainer import Trainer
-from treadle_core.tickets import Sampling
-from treadle_experience.core.rules import EvaluationRules, EvaluationSet, Overdue, Rules
 from treadle_experience.core.state import TaskState
 from treadle_experience.ports import Ledger
+from treadle_payloads.store import PayloadStore
 
 PAUSES = {0.0: 50.0, 0.01: 10.0, 0.05: 10.0, 0.2: 15.0, 0.6: 10.0, 2.0: 3.0, 11.0: 1.0, 65.0: 0.2}
 """Seconds between two actions, and how often."""
@@ -30,6 +31,7 @@ class Schedule:
     ledger: Ledger
     size: int
     """Actions that are planned: the run is made about as long."""
+    store: PayloadStore
     crashes: float = 0.02
     """Part of the actions that plan a crash of the service."""
     stored: list[Any] = field(default_factory=list)
@@ -44,66 +46,40 @@ class Schedule:
     """A process that does not know yet that it has a successor."""
 
     def __post_init__(self) -> None:
-        self.loop = VirtualLoop(lambda: self.random.uniform(0.001, 0.03))
+        noise = Random(self.random.getrandbits(16))  # noqa: S311
+        self.loop = VirtualLoop(lambda: noise.uniform(0.001, 0.03))
         self.rules = rules_of(self.random, self.size)
+        self.filter = filter_of(self.random, self.rules)
         self.num_tasks = self.random.choice((3, 9, 20, 10**6, 10**6))
-        self.world = World(self.random, self.loop, Oracle(bounds_of(self.rules)), self._process())
+        oracle, process = Oracle(bounds_of(self.rules)), self._process()
+        sets = (
+            {each.name for each in self.rules.evaluation.sets} if self.rules.evaluation else set()
+        )
+        journal = Journal(oracle, self.store, self.filter, sets, self.stored)
+        self.world = World(self.random, self.loop, oracle, journal, process)
         self.replicas = [self._replica() for _ in range(self.random.randint(1, 4))]
         self.checkpoint_every = self.random.choice((1, 2, 3, 5))
+        self.publish_every = self.random.randint(1, self.rules.max_lag + 1)
         self.trainers = [self._trainer()]
         self.tasks: set[asyncio.Task[None]] = set()
 
     def step(self) -> None:
         """One random action, and some time."""
-        self.actions += 1
         chosen = self.random.choices(list(ACTIONS), list(ACTIONS.values()))[0]
-        chosen(self)
-        if self.random.random() < self.crashes:
-            self._plan_crash()
-        self._pass(self.random.choices(list(PAUSES), list(PAUSES.values()))[0])
-        if self.actions % 20 == 0 and self.world.process.is_quiet():
+        if happens(self.random, self.crashes):
+            chosen = Schedule.hit
+        self.play(chosen, self.random.choices(list(PAUSES), list(PAUSES.values()))[0])
+        if self.actions % 20 == 0:
             self.check()
 
-    def is_over(self) -> bool:
-        """Whether everybody who lives was told that all is done."""
-        return all(replica.complete for replica in self.replicas)
+    def play(self, action: "Action", pause_s: float) -> None:
+        """One action, and the time after it."""
+        self.actions += 1
+        action(self)
+        self._pass(pause_s)
 
-    def check(self) -> None:
-        """Compares notes, state and ledger, where nothing is on its way."""
-        process = self.world.process
-        self.world.oracle.check_state(process.state)
-        if self.random.random() < 0.2:
-            unlike = differences(reloaded(process), process.state)
-            require(not unlike, "a reader of the journal holds the same state", *unlike)
-
-    def complete(self) -> None:
-        """From here on everybody behaves: the run must complete. Checks it in the end."""
-        self.world.fair = True
-        self._restart()
-        for replica in self.replicas:
-            replica.busy = False
-        self.world.note("fair", "everybody behaves from here on")
-        for _ in range(200 + 20 * self.rules.steps):
-            if self._fair_round():
-                break
-        else:
-            raise BreachError(f"liveness: the run cannot complete: {_stuck(self.world.process)}")
-        self.check()
-        pending = (TaskState.OPEN, TaskState.READY, TaskState.CLAIMED, TaskState.TRAINED)
-        left = [s for s in pending if self.world.process.state.task_counts[s]]
-        require(not left, "nothing is pending in the end", left)
-
-    def close(self) -> None:
-        """Lets everything go."""
-        for task in self.tasks:
-            task.cancel()
-        self.loop.run_for(0)
-        for process in (self.world.process, self.overtaken):
-            if process is not None:
-                process.kill()
-        self.loop.close()
-
-    def _fair_round(self) -> bool:
+    def behave(self) -> bool:
+        """Everybody does what is next; whether all is done."""
         oracle = self.world.oracle
         newest = max(oracle.published, default=0)
         for replica in self.replicas:
@@ -125,6 +101,58 @@ class Schedule:
         return all(replica.complete for replica in self.replicas) and not any(
             replica.held for replica in self.replicas
         )
+
+    def is_over(self) -> bool:
+        """Whether everybody who lives was told that all is done."""
+        return all(replica.complete for replica in self.replicas)
+
+    def check(self) -> None:
+        """Compares notes, state and ledger, where nothing is on its way."""
+        process = self.world.process
+        if not process.is_quiet():
+            return
+        self.world.oracle.check_state(process.state)
+        self.world.journal.check(process.state)
+        if happens(self.random, 0.2):
+            unlike = differences(reloaded(process), process.state)
+            require(not unlike, "a reader of the journal holds the same state", *unlike)
+
+    def complete(self) -> None:
+        """From here on everybody behaves: the run must complete. Checks it in the end."""
+        self.world.fair = True
+        self.random = self.world.random = Random(0)  # noqa: S311
+        self._restart()
+        for replica in self.replicas:
+            replica.busy = False
+        self.world.note("fair", "everybody behaves from here on")
+        for _ in range(200 + 20 * self.rules.steps):
+            if self.behave():
+                break
+        else:
+            raise BreachError(f"liveness: the run cannot complete: {_stuck(self.world.process)}")
+        self.check()
+        pending = (TaskState.OPEN, TaskState.READY, TaskState.CLAIMED, TaskState.TRAINED)
+        state = self.world.process.state
+        left = [s for s in pending if state.task_counts[s]]
+        require(not left, "nothing is pending in the end", left)
+        self.world.journal.check_account(state)
+
+    def lines(self) -> list[str]:
+        """What happened, as text."""
+        return [str(self.rules), f"{self.filter}, {self.num_tasks} tasks", *self.world.lines()]
+
+    def close(self) -> None:
+        """Lets everything go."""
+        for task in self.tasks:
+            task.cancel()
+        self.loop.run_for(0)
+        for process in (self.world.process, self.overtaken):
+            if process is not None:
+                process.kill()
+        self.loop.close()
+        for sent in self.world.oracle.sent.values():
+            for each in sent.values():
+                self.store.delete(each.digest)
 
     def _pass(self, seconds: float) -> None:
         self.loop.run_for(seconds)
@@ -153,7 +181,8 @@ class Schedule:
     def _process(self) -> Process:
         names = [each.name for each in self.rules.evaluation.sets] if self.rules.evaluation else []
         sources = {"": self._read, **dict.fromkeys(names, lambda cursor: {"held_out": cursor})}
-        return Process(self.loop, Session(self.ledger, self.stored), self.rules, sources)
+        session = Session(self.ledger, self.stored)
+        return Process(self.loop, session, self.rules, sources, self.filter, self.store)
 
     def _read(self, cursor: int) -> dict[str, int] | None:
         return {"number": cursor} if cursor < self.num_tasks else None
@@ -162,9 +191,10 @@ class Schedule:
         return Replica(f"r{next(self.names)}", self.world)
 
     def _trainer(self) -> Trainer:
-        return Trainer(f"trainer{next(self.names)}", self.world, self.checkpoint_every)
+        name = f"trainer{next(self.names)}"
+        return Trainer(name, self.world, self.checkpoint_every, self.publish_every)
 
-    def _plan_crash(self) -> None:
+    def hit(self) -> None:
         session = self.world.process.session
         planned = self.random.choice(("before", "after", "now", "full", "overtaken"))
         self.world.note("service", "is hit", planned)
@@ -199,27 +229,27 @@ class Schedule:
 
     # What can happen.
 
-    def _lease(self) -> None:
+    def lease(self) -> None:
         replica = self._serving()
         if replica is not None:
-            wait_s = 4 if self.random.random() < 0.1 else 0
+            wait_s = 4 if happens(self.random, 0.1) else 0
             self._do(replica, replica.lease(self.random.randint(1, 6), wait_s))
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         replica = self._awake()
         if replica is not None:
             self._do(replica, replica.renew())
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         self._with_episode(lambda replica, held: replica.finish(held))
 
-    def _fail(self) -> None:
-        unsent = self.random.random() < 0.5
+    def fail(self) -> None:
+        unsent = happens(self.random, 0.5)
         self._with_episode(
             lambda replica, held: replica.fail(held) if unsent else replica.finish(held)
         )
 
-    def _forge(self) -> None:
+    def forge(self) -> None:
         self._with_episode(
             lambda replica, held: replica.finish(held) if held.result else replica.send_forged(held)
         )
@@ -231,61 +261,64 @@ class Schedule:
             if held.versions - {0}:
                 self._do(replica, act(replica, held))
 
-    def _send_again(self) -> None:
+    def send_again(self) -> None:
         replica = self.random.choice(self.replicas)
         if replica.delivered and not replica.busy:
             self._do(replica, replica.send_again())
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
         replica = self._awake()
         if replica is not None and replica.held and not replica.busy:
             self._do(replica, replica.give_back(self.random.randint(1, 4)))
 
-    def _install(self) -> None:
+    def install(self) -> None:
         """A replica may skip versions and lag behind; it never goes back to an older number."""
         replica = self._awake()
         newer = [v for v in self.world.oracle.published if replica and v > replica.version]
         if replica is not None and newer and self.actions >= self.engines_until:
-            newest = self.random.random() < 0.7
+            newest = happens(self.random, 0.7)
             replica.install(max(newer) if newest else self.random.choice(newer))
 
-    def _sleep(self) -> None:
+    def sleep(self) -> None:
         """SIGSTOP, or SIGCONT."""
         replica = self.random.choice(self.replicas)
         replica.silent = not replica.silent
 
-    def _die(self) -> None:
+    def die(self) -> None:
         """SIGKILL; its successor has its name, or another."""
         place = self.random.randrange(len(self.replicas))
         replica = self.replicas[place]
         if replica.busy:
             return
         replica.die()
-        if self.random.random() < 0.5:
+        if happens(self.random, 0.5):
             self.replicas[place] = self._replica()
 
-    def _lose_engines(self) -> None:
+    def lose_engines(self) -> None:
         """For a while no engine serves anything."""
-        if self.random.random() < 0.1:
+        if happens(self.random, 0.1):
             self.engines_until = self.actions + self.random.randint(5, 60)
             for replica in self.replicas:
                 if not replica.busy:
                     replica.die()
 
-    def _train(self) -> None:
+    def train(self) -> None:
         """The newest trainer goes on, or one that was overtaken tries to."""
-        zombie = self.random.random() < 0.15
+        zombie = happens(self.random, 0.15)
         trainer = self.random.choice(self.trainers) if zombie else self.trainers[-1]
         if trainer.fenced and trainer is self.trainers[-1]:
-            self._take_over()
+            self.take_over()
             return
         self._do(trainer, trainer.act())
 
-    def _take_over(self) -> None:
+    def take_over(self) -> None:
         """A second trainer; the first does not know yet."""
-        older = self.random.random() < 0.5
+        older = happens(self.random, 0.5)
         self.trainers = [*self.trainers[-2:], self._trainer()]
         self._do(self.trainers[-1], self.trainers[-1].act(older=older))
+
+    def lose_payload(self) -> None:
+        self.world.journal.lose(self.random)
 
     def _awake(self) -> Replica | None:
         awake = [replica for replica in self.replicas if not replica.silent]
@@ -296,20 +329,23 @@ class Schedule:
         return self.random.choice(serving) if serving else None
 
 
-ACTIONS: dict[Callable[[Schedule], None], float] = {
-    Schedule._lease: 20,
-    Schedule._renew: 24,
-    Schedule._finish: 44,
-    Schedule._fail: 4,
-    Schedule._forge: 1,
-    Schedule._send_again: 3,
-    Schedule._give_back: 1,
-    Schedule._install: 10,
-    Schedule._sleep: 1.5,
-    Schedule._die: 0.7,
-    Schedule._lose_engines: 0.7,
-    Schedule._train: 24,
-    Schedule._take_over: 1.5,
+Action: TypeAlias = Callable[[Schedule], None]
+
+ACTIONS: dict[Action, float] = {
+    Schedule.lease: 20,
+    Schedule.renew: 24,
+    Schedule.finish: 44,
+    Schedule.fail: 4,
+    Schedule.forge: 1,
+    Schedule.send_again: 3,
+    Schedule.give_back: 1,
+    Schedule.install: 10,
+    Schedule.sleep: 1.5,
+    Schedule.die: 0.7,
+    Schedule.lose_engines: 0.7,
+    Schedule.train: 24,
+    Schedule.take_over: 1.5,
+    Schedule.lose_payload: 1,
 }
 
 
@@ -318,52 +354,6 @@ async def _while_busy(who: Any, work: Coroutine[Any, Any, None]) -> None:
         await work
     finally:
         who.busy = False
-
-
-def rules_of(random: Random, size: int) -> Rules:
-    """Rules of a run that about `size` actions can bring far."""
-    evaluated = random.random() < 0.4
-    values: dict[str, Any] = {
-        "run_id": "model",
-        "steps": max(1, size // random.choice((10, 20, 40))),
-        "tasks_per_step": random.randint(1, 3),
-        "group_size": random.randint(1, 3),
-        "min_episodes": None,
-        "overdue": Overdue.WAIT,
-        "adaptive": random.random() < 0.3,
-        "max_lag": random.randint(0, 3),
-        "retries": random.choice((0, 1, 2, 5)),
-        "deadline_s": 60.0,
-        "lease_s": 10.0,
-        "sampling": Sampling(1.0, 16),
-        "drop_last": random.random() < 0.5,
-        "evaluation": _evaluation(random) if evaluated else None,
-    }
-    if random.random() < 0.3:
-        values["min_episodes"] = random.randint(1, values["group_size"])
-    if random.random() < 0.4:
-        values["overdue"] = random.choice((Overdue.LATE, Overdue.EVICT))
-    if values["overdue"] is Overdue.LATE:
-        values["max_overdue_lag"] = values["max_lag"] + random.randint(0, 3)
-    return Rules(**values)
-
-
-def bounds_of(rules: Rules) -> Bounds:
-    """What these rules promise."""
-    return Bounds(
-        max_lag=rules.max_overdue_lag or rules.max_lag,
-        tasks_per_step=rules.tasks_per_step,
-        group_size=rules.group_size,
-        smallest_group=rules.min_episodes or rules.group_size,
-        drops_last=rules.drop_last,
-        in_order=rules.overdue is Overdue.WAIT,
-    )
-
-
-def _evaluation(random: Random) -> EvaluationRules:
-    exact = random.random() < 0.25
-    chosen = EvaluationSet("held-out", random.randint(1, 3), Sampling(0.0, 16), exact)
-    return EvaluationRules(random.randint(1, 4), 0.4, (chosen,))
 
 
 def _stuck(process: Process) -> str:

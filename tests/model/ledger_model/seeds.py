@@ -1,16 +1,25 @@
 """A seed is 2,000 actions, spread over runs of different lengths under different rules."""
 
+import atexit
 import contextlib
+import functools
+import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 from ledger_model.schedule import Schedule
 from treadle_experience.adapters.memory import MemoryLedger
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger
+from treadle_experience.core.transitions import kind_of
 from treadle_experience.ports import Ledger
+from treadle_payloads.files import FileStore
+
+FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
+"""Where an fsync costs nothing: processes die here, not machines."""
 
 LENGTHS = (15, 40, 80, 150, 300, 600)
 
@@ -24,6 +33,8 @@ class Tally:
     lives: int = 0
     claims: int = 0
     acknowledged: int = 0
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    """Transitions that were stored, by kind."""
 
 
 @dataclass
@@ -53,20 +64,21 @@ def play(seed: int, actions: int, tally: Tally, *, ledger: str = "memory") -> Co
 def _play_run(
     random: Random, size: int, tally: Tally, kind: str
 ) -> tuple[BaseException, list[str]] | None:
-    with _ledger(kind) as ledger:
-        schedule = Schedule(random, ledger, size, crashes=min(0.02, 4 / size))
+    with open_ledger(kind) as ledger:
+        schedule = Schedule(random, ledger, size, open_store(), crashes=min(0.02, 4 / size))
         try:
             while schedule.actions < size and not schedule.is_over():
                 schedule.step()
             schedule.complete()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a counter-example
-            return error, [str(schedule.rules), *schedule.world.lines()]
+            return error, schedule.lines()
         finally:
             tally.actions += schedule.actions
             tally.runs += 1
             tally.lives += schedule.lives
             tally.claims += schedule.world.oracle.claims
             tally.acknowledged += len(schedule.world.oracle.acknowledged)
+            tally.kinds.update(map(kind_of, schedule.stored))
             schedule.close()
     return None
 
@@ -76,11 +88,20 @@ def _generator(seed: int, number: int) -> Random:
 
 
 @contextlib.contextmanager
-def _ledger(kind: str) -> Iterator[Ledger]:
+def open_ledger(kind: str) -> Iterator[Ledger]:
+    """A ledger without a journal."""
     if kind == "memory":
         yield MemoryLedger()
         return
-    with tempfile.TemporaryDirectory(prefix="treadle-model-") as directory:
+    with tempfile.TemporaryDirectory(prefix="treadle-model-", dir=FAST) as directory:
         ledger = SqliteLedger(Path(directory) / FILE_NAME)
         yield ledger
         ledger.close()
+
+
+@functools.cache
+def open_store() -> FileStore:
+    """The payload store of all schedules of this process; each removes what it stored."""
+    folder = tempfile.mkdtemp(prefix="treadle-model-", dir=FAST)
+    atexit.register(shutil.rmtree, folder)
+    return FileStore(folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from ledger_model.calls import World
+from ledger_model.calls import World, happens
 from ledger_model.oracle import require
 from ledger_model.process import LostError
 from treadle.experience.v1 import experience_service_pb2 as pb
@@ -24,6 +24,7 @@ class Trainer:
     name: str
     world: World = field(repr=False)
     checkpoint_every: int
+    publish_every: int
     epoch: int = 0
     """0 until it holds the run."""
     step: int = 0
@@ -31,6 +32,8 @@ class Trainer:
     """Digest and step of the checkpoint that its state follows."""
     claim: Any = None
     """The batch that it works on."""
+    wanted: bool = False
+    """The ledger asks for a checkpoint."""
     last: bool = False
     complete: bool = False
     restores: str = ""
@@ -64,15 +67,19 @@ class Trainer:
             return self._commit
         if self.open_version:
             return self._end_version
-        due = self.step - self.head[1] >= self.checkpoint_every or self.last or self.complete
+        ends = self.last or self.complete
+        due = self.step - self.head[1] >= self.checkpoint_every or ends or self.wanted
         behind = self.step > self.head[1]
         if self._saved or (due and behind):
             return self._commit
-        wanted = self._request or self.published < self.step
-        if wanted and (self.published < 0 or not self.world.chance(0.3)):
+        newest = self.step if ends else self.step - self.step % self.publish_every
+        publishes = self.published < newest
+        if (self._request or publishes) and (self.published < 0 or not self.world.chance(0.3)):
             return self._announce
-        finds_fault = self.claim is not None and not self._reporting and self.world.chance(0.12)
-        if self._faults is not None or finds_fault:
+        if self._faults is not None:
+            return self._hand_back
+        reads = self.claim is not None and not self._reporting
+        if reads and (self._lost() or self.world.chance(0.12)):
             return self._hand_back
         if self.claim is not None:
             return self._report
@@ -118,7 +125,7 @@ class Trainer:
         wait = Duration(seconds=5 if self.world.chance(0.2) else 0)
         answer = await self._call("ClaimStep", step=self.step + 1, wait=wait)
         if answer.tasks:
-            self.world.oracle.claimed(self.step + 1, answer)
+            self.world.oracle.claimed(self.step + 1, answer, self.world.process.state)
             self.claim = answer
         self.complete = answer.complete
 
@@ -126,8 +133,9 @@ class Trainer:
         self._reporting = True
         waited_s = self.world.random.choice((0.0, 0.0, 0.5))
         metrics = {"loss": 0.5, "wait_s": waited_s, "train_s": 1.0}
-        await self._call("ReportStep", step=self.step + 1, metrics=metrics)
-        self.world.oracle.reported(self.epoch, self.step + 1)
+        answer = await self._call("ReportStep", step=self.step + 1, metrics=metrics)
+        self.world.oracle.reported(self.epoch, self.step + 1, asked=answer.checkpoint_now)
+        self.wanted = answer.checkpoint_now
         self.step += 1
         self.last, self.claim, self._reporting = self.claim.last, None, False
 
@@ -141,26 +149,32 @@ class Trainer:
         self._faults, self.claim = None, None
 
     def _find_faults(self) -> list[tuple[str, Any]]:
-        random = self.world.random
-        members = [(task.task_id, e) for task in self.claim.tasks for e in task.episodes]
-        chosen = random.sample(members, min(random.choice((0, 1, 1, 2)), len(members)))
-        return [
-            (
-                task_id,
-                pb.EpisodeFault(
-                    episode_id=episode.episode_id,
-                    attempt=episode.attempt,
-                    reason=random.choice(REASONS),
-                    message="it is gone, or it is bad",
-                ),
-            )
-            for task_id, episode in chosen
-        ]
+        """Names what is gone, and at times members, or all of them, that are said to be bad."""
+        random, members, lost = self.world.random, self._members(), self._lost()
+        if self.world.chance(0.8):
+            few = min(random.choice((0, 1, 1, 2)), len(members))
+            chosen = {
+                each: random.choice(REASONS) for each in random.sample(range(len(members)), few)
+            }
+        else:
+            chosen = {} if self.world.fair else dict.fromkeys(range(len(members)), REASONS[1])
+        chosen |= dict.fromkeys(lost, REASONS[0])
+        return [(members[each][0], _fault(members[each][1], why)) for each, why in chosen.items()]
+
+    def _members(self) -> list[tuple[str, Any]]:
+        return [(task.task_id, e) for task in self.claim.tasks for e in task.episodes]
+
+    def _lost(self) -> list[int]:
+        """Places of the members whose payload is gone."""
+        held = self.epoch == self.world.process.state.trainer_epoch
+        is_gone = self.world.journal.is_gone
+        members = enumerate(self._members())
+        return [i for i, (_, e) in members if is_gone(e.result.payload, held=held)]
 
     async def _commit(self) -> None:
         """Saves its state; the same state from the same parent may give the same bytes again."""
         if self._saved is None:
-            salt = self.name if self.world.random.random() < 0.5 else ""
+            salt = self.name if happens(self.world.random, 0.5) else ""
             text = f"{self.head[0]}/{self.step}/{salt}"
             self._saved = (hashlib.sha256(text.encode()).hexdigest(), self.step)
         digest, step = self._saved
@@ -176,7 +190,7 @@ class Trainer:
             kept,
         )
         oracle.committed.add(digest)
-        self.head, self._saved = self._saved, None
+        self.head, self._saved, self.wanted = self._saved, None, False
 
     async def _commit_on(self, parent: str, digest: str, step: int) -> Any:
         return await self._call(
@@ -218,3 +232,12 @@ class Trainer:
         await self._call("CommitVersion", version=number, weights_digest=f"{number:016x}")
         self.world.oracle.published[number] = step
         self.open_version, self.published = None, max(self.published, step)
+
+
+def _fault(episode: Any, reason: Any) -> Any:
+    return pb.EpisodeFault(
+        episode_id=episode.episode_id,
+        attempt=episode.attempt,
+        reason=reason,
+        message="it is gone, or it is bad",
+    )

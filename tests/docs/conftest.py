@@ -1,0 +1,6 @@
+"""The tool's modules are found beside it."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))

@@ -1,0 +1,39 @@
+"""Scoring a policy on its own, and what `treadle status` says of it, as a user sees them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from e2e_harness import RECIPE, ROOT
+
+pytestmark = pytest.mark.e2e
+
+TASKS = "{name: 'examples/calculator/tasks.py:CalculatorTasks', split: heldout, seed: 1}"
+SETS = f"[{{name: few, source: {TASKS}, limit: 12, sampling: {{temperature: 0, max_tokens: 14}}}}]"
+
+
+def treadle(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "treadle_cli.main", *words]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_policy_is_scored_without_training_and_the_run_says_so(tmp_path: Path) -> None:
+    overrides = (f"run.dir={tmp_path / 'run'}", f"experience.evaluation.sets={SETS}")
+
+    scored = treadle("eval", RECIPE, *overrides)
+    told = treadle("status", str(tmp_path / "run"), "--json")
+
+    assert scored.returncode == 0, scored.stderr
+    score = json.loads(scored.stdout)
+    assert (score["evaluation"], score["num_scored"], score["num_failed"]) == ("few", 12, 0)
+    assert 0 <= score["score"] <= 1
+    assert score["std_error"] >= 0
+    assert "held-out few" in scored.stderr
+    status = json.loads(told.stdout)
+    assert (status["phase"], status["running"], status["step"]) == ("complete", False, 0)
+    assert status["scores"]["few"]["score"] == score["score"]
+    assert status["warnings"] == []
