@@ -50,10 +50,12 @@ demo: export TREADLE_DEMO_START := $(or $(TREADLE_DEMO_START),$(shell date +%s))
 demo: setup  ## The main job: train a tool-using policy on the four services
 	python examples/calculator/demo.py
 
-bench: setup  ## Throughput of the engine and of the ledger, and what an adaptive window saves
+bench: setup  ## Speed against bare loops, of the ledger, and what asynchrony and an adaptive window gain
 	python services/rollout/benches/engine.py
+	python services/trainer/benches/step.py
 	python services/experience/benches/throughput.py
 	python services/experience/benches/window.py
+	python tools/overlap.py
 
 resume-equality: setup  ## Kills a run's trainer and ledger: what is trained again is the same, bit by bit
 	python tests/resume/main.py

@@ -84,15 +84,17 @@ async def test_conforms(check: conformance.Check, subjects: Callable[[str], Tiny
 async def test_other_models_conform(
     check: conformance.Check, model: str, subjects: Callable[[str], TinyModel]
 ) -> None:
-    subject = subjects(model)
-    if (
-        subject.tied
-        and check is conformance.checks.a_logprob_that_is_not_finite_fails_its_call_alone
-    ):
+    await run_where_it_applies(check, subjects(model))
+
+
+async def run_where_it_applies(check: conformance.Check, subject: TinyModel) -> None:
+    """Tied embeddings are poisoned for every token at once: there is nothing to check."""
+    alone = conformance.checks.a_logprob_that_is_not_finite_fails_its_call_alone
+    if subject.tied and check is alone:
         with pytest.raises(conformance.NotApplicableError):
             await conformance.run(check, subject)
-        return
-    await conformance.run(check, subject)
+    else:
+        await conformance.run(check, subject)
 
 
 @pytest.mark.gpu
@@ -102,7 +104,7 @@ async def test_other_models_conform(
 async def test_conforms_with_cuda_graphs(
     check: conformance.Check, model: str, tmp_path: Path
 ) -> None:
-    await conformance.run(check, TinyModel(CONFIGS[model](), tmp_path, "cuda"))
+    await run_where_it_applies(check, TinyModel(CONFIGS[model](), tmp_path, "cuda"))
 
 
 @pytest.mark.parametrize(
