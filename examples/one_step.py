@@ -35,7 +35,7 @@ from treadle_refit.core.orders import Install, Load, next_order, pending
 from treadle_refit.core.publication import Publication, Versions
 from treadle_rollout.adapters.transformers_engine.engine import TransformersEngine
 from treadle_rollout.core.results import versions_of
-from treadle_rollout.ports import Engine, FinishReason, GenerationRequest
+from treadle_rollout.ports import Engine, GenerationRequest
 from treadle_trainer.adapters.single import SingleBackend
 from treadle_trainer.core.advantages.grpo import Grpo
 from treadle_trainer.core.losses.ppo_clip import PpoClip
@@ -68,7 +68,7 @@ async def main() -> StepResult:
     backend = SingleBackend(POLICY)
     engine = TransformersEngine(POLICY, max_context=128, slots=TASKS_PER_STEP * GROUP_SIZE)
     epoch, _ = checkpoints.acquire(run, holder="this process", checkpoint_digest="")
-    refit = Versions(newest=0)
+    refit = Versions()
     try:
         # The start parameters are a version like any other: none is generated with before.
         version = await publish(run, refit, backend, engine, trainer_epoch=epoch, step=0)
@@ -128,11 +128,7 @@ async def generate(
     engine: Engine, session: str, prompt: NDArray[np.int32], sampling: Sampling
 ) -> Generated:
     """rollout: one turn, with what the trainer needs to know of how it was sampled."""
-    made = await engine.generate(GenerationRequest(session, prompt, sampling))
-    cut_short = made.finish is FinishReason.LENGTH
-    return Generated(
-        made.token_ids, made.logprobs, made.policy_version, made.context_version, cut_short
-    )
+    return await engine.generate(GenerationRequest(session, prompt, sampling))
 
 
 def complete(run: Run, ticket: Ticket, episode: Episode) -> None:

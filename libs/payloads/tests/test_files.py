@@ -45,12 +45,20 @@ def test_putting_twice_keeps_one_file(tmp_path: Path) -> None:
     assert unfinished(tmp_path) == []
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("damage")
+
+
+@pytest.fixture(scope="module")
+def store(directory: Path) -> FileStore:
+    return FileStore(directory)
+
+
 @given(st.data())
 def test_every_kind_of_damage_is_found_and_healed_by_the_next_put(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    directory: Path, store: FileStore, data: st.DataObject
 ) -> None:
-    directory = tmp_path_factory.getbasetemp() / "damage"
-    store = FileStore(directory)
     content = data.draw(st.binary(min_size=1, max_size=200))
     reference = store.put(content)
     at = data.draw(st.integers(0, len(content) - 1))

@@ -130,12 +130,16 @@ def test_a_send_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nth"),
-    [("fsync", 1), ("replace", 1), ("fsync", 2), ("fsync", 3)],
-    ids=["file", "name", "directory", "kept"],
+    ("name", "nth", "number"),
+    [
+        pytest.param("fsync", 1, errno.ENOSPC, id="file"),
+        pytest.param("replace", 1, errno.EDQUOT, id="name"),
+        pytest.param("fsync", 2, errno.EFBIG, id="directory"),
+        pytest.param("fsync", 3, errno.ENOSPC, id="kept"),
+    ],
 )
 def test_a_disk_that_is_full_only_at_an_fsync_or_a_rename_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int, number: int
 ) -> None:
     transport = Files(tmp_path)
     sender, real, calls = transport.sender("run"), getattr(os, name), []
@@ -143,12 +147,12 @@ def test_a_disk_that_is_full_only_at_an_fsync_or_a_rename_is_full(
     def full(*arguments: object) -> None:
         calls.append(arguments)
         if len(calls) == nth:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(number, "No room")
         real(*arguments)
 
     monkeypatch.setattr(os, name, full)
 
-    with pytest.raises(ArenaFullError, match="No space left"):
+    with pytest.raises(ArenaFullError, match="No room"):
         send(transport, sender, 1)
     send(transport, sender, 1)
 

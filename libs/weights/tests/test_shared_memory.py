@@ -2,43 +2,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from treadle_weights.layouts import Layout, Rectangle, whole
+from treadle_weights.layouts import whole
 from treadle_weights.plan import plan
 from treadle_weights.shared_memory import SharedMemory
-from treadle_weights.transport import (
-    Arena,
-    ArenaHeldError,
-    ArenaMissingError,
-    LoadOrder,
-)
+from treadle_weights.transport import ArenaHeldError, ArenaMissingError, LoadOrder
 
-SOURCE = whole({"a": ("float32", (4, 6)), "b": ("bfloat16", (5,)), "c": ("float32", ())})
-TARGET = Layout(
-    (
-        Rectangle("b", "bfloat16", (5,), (0,), (5,), 0),
-        Rectangle("a", "float32", (4, 6), (0, 3), (4, 6), 12),
-        Rectangle("a", "float32", (4, 6), (0, 0), (4, 3), 60),
-        Rectangle("c", "float32", (), (), (), 108),
-    )
-)
-
-
-def tensors(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    rng = np.random.default_rng(seed)
-    return {
-        "a": rng.random((4, 6), np.float32),
-        "b": rng.integers(0, 2**16, 5, np.uint16),
-        "c": rng.random((), np.float32),
-    }
-
-
-def order_of(arena: Arena, digests: dict[str, int], version: int = 1) -> LoadOrder:
-    return LoadOrder(version, arena, SOURCE, plan(SOURCE, TARGET), digests)
+LAYOUT = whole({"a": ("float32", (28,))})
+TENSORS = {"a": np.arange(28, dtype=np.float32)}
+PLAN = plan(LAYOUT, LAYOUT)
 
 
 def arenas(directory: Path) -> list[str]:
@@ -48,13 +23,10 @@ def arenas(directory: Path) -> list[str]:
 def test_a_sender_keeps_what_is_committed_and_releases_the_rest(tmp_path: Path) -> None:
     transport = SharedMemory(tmp_path)
     sender = transport.sender("run")
-    first, second, third = (transport.arena("run", version, 112 * 2) for version in (1, 2, 3))
-    for arena in (first, second, third):
-        sender.send(arena, SOURCE, tensors().items())
-
-    sender.discard(second)
-    sender.discard(second)
-    sender.keep(third)
+    for version in (1, 2, 3):
+        arena = transport.arena("run", version, LAYOUT.size())
+        sender.send(arena, LAYOUT, TENSORS.items())
+    sender.keep(arena)
     assert arenas(tmp_path) == ["treadle.run.3"]
 
     sender.close()
@@ -64,8 +36,8 @@ def test_a_sender_keeps_what_is_committed_and_releases_the_rest(tmp_path: Path) 
 def test_a_receiver_that_mapped_an_arena_reads_on_after_its_release(tmp_path: Path) -> None:
     transport = SharedMemory(tmp_path)
     sender, receiver = transport.sender("run"), transport.receiver()
-    arena = transport.arena("run", 1, SOURCE.size())
-    sender.send(arena, SOURCE, tensors().items())
+    arena = transport.arena("run", 1, LAYOUT.size())
+    sender.send(arena, LAYOUT, TENSORS.items())
     mapped = receiver._bytes_of(arena)
     before = mapped.copy()
 
@@ -73,21 +45,22 @@ def test_a_receiver_that_mapped_an_arena_reads_on_after_its_release(tmp_path: Pa
 
     np.testing.assert_array_equal(mapped, before)
     with pytest.raises(ArenaMissingError):
-        receiver.receive(order_of(arena, {}), TARGET, np.zeros(112, np.uint8))
+        receiver.receive(LoadOrder(1, arena, LAYOUT, PLAN, {}), LAYOUT, np.zeros(112, np.uint8))
 
 
 def test_an_arena_of_a_living_sender_is_not_taken(tmp_path: Path) -> None:
     transport = SharedMemory(tmp_path)
-    arena = transport.arena("run", 1, SOURCE.size())
+    arena = transport.arena("run", 1, LAYOUT.size())
     first = transport.sender("run")
-    digests = first.send(arena, SOURCE, tensors(1).items())
+    digests = first.send(arena, LAYOUT, TENSORS.items())
 
     second = transport.sender("run")
     with pytest.raises(ArenaHeldError):
-        second.send(arena, SOURCE, tensors(2).items())
+        second.send(arena, LAYOUT, TENSORS.items())
 
     second.close()
-    transport.receiver().receive(order_of(arena, digests), TARGET, np.zeros(112, np.uint8))
+    order = LoadOrder(1, arena, LAYOUT, PLAN, digests)
+    transport.receiver().receive(order, LAYOUT, np.zeros(112, np.uint8))
 
 
 SEND_AND_WAIT = """
@@ -130,7 +103,7 @@ def test_only_long_dead_senders_of_other_runs_are_cleaned_up_after(
 ) -> None:
     transport = SharedMemory(tmp_path)
     alive = transport.sender("alive")
-    alive.send(transport.arena("alive", 1, SOURCE.size()), SOURCE, tensors().items())
+    alive.send(transport.arena("alive", 1, LAYOUT.size()), LAYOUT, TENSORS.items())
     (tmp_path / "treadle.dead.1").write_bytes(b"left")
     (tmp_path / "other").write_bytes(b"not ours")
 
@@ -150,5 +123,5 @@ def test_a_link_in_the_way_of_an_arena_is_neither_followed_nor_fatal(tmp_path: P
     sender = transport.sender("run")
 
     with pytest.raises(ArenaHeldError):
-        sender.send(transport.arena("run", 1, SOURCE.size()), SOURCE, tensors().items())
+        sender.send(transport.arena("run", 1, LAYOUT.size()), LAYOUT, TENSORS.items())
     assert (tmp_path / "victim").read_bytes() == b"x"

@@ -121,7 +121,9 @@ async def test_an_older_call_that_breaks_does_not_hurt_an_engine_that_called_aga
     assert (await sending).members == 1
 
 
-async def test_an_engine_that_failed_to_load_a_version_is_not_waited_for(world: World) -> None:
+async def test_an_engine_that_failed_to_load_a_version_is_told_of_and_not_waited_for(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     await world.publish()
     await serve(world, "e1", 1)
     sending = asyncio.create_task(world.publish())
@@ -129,6 +131,7 @@ async def test_an_engine_that_failed_to_load_a_version_is_not_waited_for(world: 
 
     assert await world.attend("e1", serving=1, failed=2, failure="ARENA_CORRUPT") is None
     assert (await sending).left_behind == 1
+    assert "engine e1 is serving: serves 1, failed to load 2 ARENA_CORRUPT" in caplog.text
 
 
 async def test_a_draining_engine_gets_no_order_and_is_not_waited_for(world: World) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -27,13 +28,12 @@ from treadle_runtime.tracker import JsonlTracker
 from treadle_trainer.adapters.in_memory import MemoryExperience, MemoryRefit
 from treadle_trainer.adapters.local_checkpoints import LocalCheckpoints
 from treadle_trainer.adapters.payload_reader import StoredPayloads
-from treadle_trainer.adapters.single import SingleBackend
 from treadle_trainer.core.advantages.grpo import Grpo
 from treadle_trainer.core.claims import ClaimedEpisode, ClaimedTask
+from treadle_trainer.core.logprobs import token_logprobs
 from treadle_trainer.core.losses.ppo_clip import PpoClip
 from treadle_trainer.core.packing import Example
 from treadle_trainer.core.schedule import Schedule
-from treadle_trainer.core.status import Phase
 from treadle_trainer.core.step import StepSettings
 from treadle_trainer.loop import Trainer
 from treadle_trainer.recipe import Recipe, Surroundings
@@ -42,52 +42,20 @@ from treadle_weights.shared_memory import SharedMemory
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 VOCAB = 24
+ENDS = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": 1}
+SHAPE = ENDS | {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+QWEN3 = SHAPE | {"num_key_value_heads": 2, "head_dim": 8}
 CONFIGS = {
-    "qwen3": lambda: Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=64,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=1,
-    ),
-    "llama": lambda: LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        intermediate_size=64,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=1,
-    ),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        n_positions=128,
-        bos_token_id=None,
-        eos_token_id=1,
-    ),
+    "qwen3": lambda: Qwen3Config(**QWEN3, tie_word_embeddings=False),
+    "llama": lambda: LlamaConfig(**SHAPE, num_key_value_heads=4, tie_word_embeddings=True),
+    "gpt2": lambda: GPT2Config(**ENDS, n_embd=32, n_layer=2, n_head=2, n_positions=128),
     "sliding": lambda: Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=64,
-        use_sliding_window=True,
-        sliding_window=5,
-        max_window_layers=0,
-        bos_token_id=None,
-        eos_token_id=1,
+        **QWEN3, use_sliding_window=True, sliding_window=5, max_window_layers=0
     ),
 }
 
@@ -195,6 +163,62 @@ def small(tmp_path_factory) -> Path:
     return folder
 
 
+class Table:
+    """Backend whose policy is a table: logits of a token by the token before it.
+
+    The life of a trainer costs next to nothing with it. SGD with momentum.
+    """
+
+    vocab_size = VOCAB
+
+    def __init__(self, folder):
+        self.table = load_file(folder / "model.safetensors")["table"].requires_grad_()
+        self.momentum = torch.zeros_like(self.table)
+
+    def logprobs(self, microbatch):
+        before = torch.from_numpy(microbatch.token_ids[microbatch.rows])
+        others = (torch.from_numpy(a) for a in (microbatch.targets, microbatch.temperatures))
+        return token_logprobs(torch.nn.functional.embedding(before, self.table), *others)
+
+    def clip_gradient(self, max_norm):
+        return float(torch.nn.utils.clip_grad_norm_([self.table], max_norm))
+
+    def update(self, learning_rate):
+        self.momentum.mul_(0.9).add_(self.table.grad)
+        with torch.no_grad():
+            self.table -= learning_rate * self.momentum
+        self.discard_gradient()
+
+    def discard_gradient(self):
+        self.table.grad = None
+
+    def parameters(self):
+        return {"table": self.table.detach()}
+
+    def save_policy(self, folder):
+        save_file(self.parameters(), folder / "model.safetensors")
+
+    def save_optimizer(self, folder):
+        save_file({"momentum": self.momentum}, folder / "optimizer.safetensors")
+
+    def restore_optimizer(self, folder):
+        self.momentum = load_file(folder / "optimizer.safetensors")["momentum"]
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory) -> Path:
+    """Folder of a policy that is a table."""
+    folder = tmp_path_factory.mktemp("table")
+    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2))
+    save_file({"table": logits}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def backend_class() -> type[Table]:
+    return Table
+
+
 class Run:
     """One run's ledger, directories and peers; trainers come and go."""
 
@@ -220,7 +244,7 @@ class Run:
             loss=PpoClip(),
             schedule=Schedule(1e-2),
             settings=StepSettings(512, 1.0),
-            build_backend=SingleBackend,
+            build_backend=Table,
         )
         surroundings = Surroundings(
             experience=guard(self.experience),
@@ -245,11 +269,8 @@ class Run:
 
     async def finish(self, trainer):
         """Runs to the end; final evaluation is done as soon as the trainer stands by."""
-        task = asyncio.ensure_future(trainer.run())
-        while not task.done() and trainer.status().phase != Phase.COMPLETE:
-            await asyncio.wait([task], timeout=0.001)
         self.experience.complete.set()
-        await task
+        await trainer.run()
 
     @staticmethod
     async def until(condition, task):
@@ -271,7 +292,7 @@ def plain_batches(payloads):
 
 
 @pytest.fixture
-def make_run(tmp_path, small, payloads, plain_batches):
+def make_run(tmp_path, table, payloads, plain_batches):
     def make(num_steps=3, name="run", **changes):
         directory = tmp_path / name
         directory.mkdir()
@@ -279,7 +300,7 @@ def make_run(tmp_path, small, payloads, plain_batches):
         if changes:
             make_batch = functools.partial(batch, group, payloads, **changes)
         batches = [make_batch(step) for step in range(1, num_steps + 1)]
-        return Run(directory, small, payloads, batches)
+        return Run(directory, table, payloads, batches)
 
     return make
 
@@ -298,7 +319,6 @@ def batch(make_group, store, step, rewards=((1.0, 0.0, None, 1.0), (1.0, 1.0)), 
             claimed = ClaimedEpisode(
                 episode_id=f"{group.task_id}-{index}",
                 attempt=1,
-                index=index,
                 reward=episode.reward,
                 termination=episode.termination,
                 num_tokens=sum(s.num_tokens for s in episode.segments),

@@ -9,7 +9,6 @@ import pytest
 from treadle_payloads.codec import encode_payload
 from treadle_payloads.store import PayloadReference
 from treadle_trainer.adapters.in_memory import MemoryExperience
-from treadle_trainer.adapters.single import SingleBackend
 from treadle_trainer.core.claims import FaultReason
 from treadle_trainer.core.culprits import culprits
 from treadle_trainer.core.step import StepSettings
@@ -32,18 +31,30 @@ UNFIT = {
 
 def spoil(run, number, change):
     """Changes the first episode of a task of step 1."""
-    tasks = list(run.experience._batches[0])
+    tasks = list(run.experience.batches[0])
     first, *others = tasks[number].episodes
     tasks[number] = replace(tasks[number], episodes=(change(first), *others))
-    run.experience._batches[0] = tuple(tasks)
+    run.experience.batches[0] = tuple(tasks)
+
+
+def put(run, number, segment):
+    """Makes the first episode of a task of step 1 one of this segment alone."""
+    data = encode_payload([segment])
+    content = {
+        "payload": PayloadReference.of(data),
+        "inline": data,
+        "num_tokens": segment.num_tokens,
+        "num_trained": segment.num_trained,
+    }
+    spoil(run, number, lambda episode: replace(episode, **content))
 
 
 @pytest.mark.parametrize("unfit", UNFIT)
 async def test_an_episode_that_is_not_what_was_recorded_is_handed_back(make_run, unfit, caplog):
     changes, reason, told = UNFIT[unfit]
     run = make_run(1)
-    good = run.experience._batches[0][0].episodes[0]
-    run.experience._again = lambda episode: replace(good, attempt=episode.attempt)
+    good = run.experience.batches[0][0].episodes[0]
+    run.experience.again = lambda episode: replace(good, attempt=episode.attempt)
     spoil(run, 0, lambda episode: replace(episode, **changes))
     with caplog.at_level(logging.ERROR):
         await run.finish(run.trainer())
@@ -61,8 +72,8 @@ async def test_an_episode_that_is_not_what_was_recorded_is_handed_back(make_run,
 
 async def test_all_bad_episodes_of_a_batch_are_handed_back_at_once(make_run):
     run = make_run(1, rewards=(MIXED, MIXED, MIXED))
-    good = {e.episode_id: e for task in run.experience._batches[0] for e in task.episodes}
-    run.experience._again = lambda e: replace(good[e.episode_id], attempt=e.attempt)
+    good = {e.episode_id: e for task in run.experience.batches[0] for e in task.episodes}
+    run.experience.again = lambda e: replace(good[e.episode_id], attempt=e.attempt)
     spoil(run, 0, lambda episode: replace(episode, inline=None, payload=ABSENT))
     spoil(run, 2, lambda episode: replace(episode, versions=(7,)))
     await run.finish(run.trainer())
@@ -78,8 +89,10 @@ async def test_all_bad_episodes_of_a_batch_are_handed_back_at_once(make_run):
         pytest.param({"microbatch_tokens": 7}, "<= 7 in a segment", id="longer-than-a-micro-batch"),
     ],
 )
-async def test_an_episode_that_no_step_can_take_is_quarantined(make_run, settings, told):
-    class Small(SingleBackend):
+async def test_an_episode_that_no_step_can_take_is_quarantined(
+    make_run, backend_class, settings, told
+):
+    class Small(backend_class):
         vocab_size = settings.get("vocab_size", 24)
 
     run = make_run(1)
@@ -93,29 +106,18 @@ async def test_an_episode_that_no_step_can_take_is_quarantined(make_run, setting
 
 async def test_a_segment_whose_first_token_is_trained_is_quarantined(make_run, make_segment):
     segment = make_segment(np.random.default_rng(0), prompt=0)
-    data = encode_payload([segment])
     run = make_run(1)
-    spoil(
-        run,
-        0,
-        lambda episode: replace(
-            episode,
-            payload=PayloadReference.of(data),
-            inline=data,
-            num_tokens=segment.num_tokens,
-            num_trained=segment.num_trained,
-        ),
-    )
+    put(run, 0, segment)
     await run.finish(run.trainer())
     ((_, fault),) = run.experience.faults
     assert fault.reason is QUARANTINED
     assert "trained[0]" in fault.message
 
 
-def poison(token):
+def poison(backend_class, token):
     """A backend for which a sequence with this token makes the loss no number."""
 
-    class Poisoned(SingleBackend):
+    class Poisoned(backend_class):
         def logprobs(self, microbatch):
             logprobs, entropy = super().logprobs(microbatch)
             if (microbatch.token_ids == token).any():
@@ -129,41 +131,30 @@ def mark(run, number, token, make_segment):
     """Writes a token that nothing else holds into an episode of a task."""
     segment = make_segment(np.random.default_rng(0))
     segment.token_ids[0] = token
-    data = encode_payload([segment])
-    spoil(
-        run,
-        number,
-        lambda episode: replace(
-            episode,
-            payload=PayloadReference.of(data),
-            inline=data,
-            num_tokens=segment.num_tokens,
-            num_trained=segment.num_trained,
-        ),
-    )
+    put(run, number, segment)
 
 
 async def test_the_tasks_that_make_a_step_no_number_are_found_and_quarantined(
-    make_run, make_segment
+    make_run, make_segment, backend_class
 ):
     run = make_run(1, rewards=(MIXED,) * 7)
     for number in (1, 5):
         mark(run, number, 1, make_segment)
-    await run.finish(run.trainer(build_backend=poison(1)))
+    await run.finish(run.trainer(build_backend=poison(backend_class, 1)))
     named = [fault.episode_id for _, fault in run.experience.faults]
     assert named == ["1-1-0", "1-1-1", "1-5-0", "1-5-1"]
     assert all("is nan" in fault.message for _, fault in run.experience.faults)
 
     # The failed try and the search left no trace in gradient or parameters.
     clean = make_run(1, "clean", rewards=(MIXED,) * 7)
-    tasks = clean.experience._batches[0]
-    clean.experience._batches[0] = tuple(t for t in tasks if t.task_id not in ("1-1", "1-5"))
+    tasks = clean.experience.batches[0]
+    clean.experience.batches[0] = tuple(t for t in tasks if t.task_id not in ("1-1", "1-5"))
     await clean.finish(clean.trainer())
     assert run.weights() == clean.weights()
 
 
-async def test_a_step_that_no_batch_would_make_a_number_ends_the_trainer(make_run):
-    class Poisoned(SingleBackend):
+async def test_a_step_that_no_batch_would_make_a_number_ends_the_trainer(make_run, backend_class):
+    class Poisoned(backend_class):
         def clip_gradient(self, max_norm):
             return float("nan")
 
@@ -189,7 +180,7 @@ async def test_a_batch_whose_members_all_leave_is_no_step_and_the_next_one_takes
     make_run, make_segment
 ):
     run = make_run(3)
-    gone, second, third = run.experience._batches
+    gone, second, third = run.experience.batches
     for number in range(len(gone)):
         spoil(run, number, lambda episode: replace(episode, versions=(7,)))
 
@@ -197,7 +188,7 @@ async def test_a_batch_whose_members_all_leave_is_no_step_and_the_next_one_takes
 
     steps = [row for row in run.rows() if row["name"] == "step"]
     clean = make_run(3, "clean")
-    clean.experience._batches = [second, third]
+    clean.experience.batches = [second, third]
     await clean.finish(clean.trainer())
     expected = [row for row in clean.rows() if row["name"] == "step"]
     assert [row["step"] for row in steps] == [1, 2]

@@ -49,8 +49,8 @@ def written(small, tmp_path_factory):
 
 
 @pytest.fixture
-def backend(small):
-    return SingleBackend(small)
+def backend(backend_class, table):
+    return backend_class(table)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def write(store, backend, step, parent=""):
 
 
 def newest_valid(store, found):
-    return checkpoints.newest_valid(store, found, lambda restorable: restorable)
+    return checkpoints.newest_valid(store, found, lambda *loaded: loaded)
 
 
 def train(backend, examples, steps):
@@ -87,22 +87,22 @@ def digest(backend):
 
 
 def test_a_run_that_restores_takes_bitwise_the_same_steps(store, small, examples):
-    whole = SingleBackend(small)
+    whole = SingleBackend(small, weight_decay=0.1)
     train(whole, examples, [1, 2, 3])
     checkpoint = write(store, whole, 3)
     drawn = torch.rand(3)
     train(whole, examples, [4, 5])
 
-    restorable = newest_valid(store, [checkpoint])
-    resumed = SingleBackend(restorable.folder)
-    checkpoints.restore(restorable, resumed, run_id="run", schedule=SCHEDULE)
+    _, folder = newest_valid(store, [checkpoint])
+    resumed = SingleBackend(folder, weight_decay=0.1)
+    checkpoints.restore(checkpoint, folder, resumed, run_id="run", schedule=SCHEDULE)
     assert torch.equal(torch.rand(3), drawn)
     train(resumed, examples, [4, 5])
     assert digest(resumed) == digest(whole) != digest(SingleBackend(small))
 
 
-def test_a_checkpoint_is_a_folder_that_says_what_it_holds(store, backend, tmp_path):
-    checkpoint = write(store, backend, 10, parent="ab" * 32)
+def test_a_checkpoint_is_a_folder_that_says_what_it_holds(store, small, tmp_path):
+    checkpoint = write(store, SingleBackend(small), 10, parent="ab" * 32)
     folder = tmp_path / checkpoint.path
     assert checkpoint.path == "checkpoints/step-000010"
     assert sorted(path.name for path in folder.iterdir()) == FILES
@@ -142,8 +142,8 @@ def test_a_damaged_file_is_named_and_the_older_checkpoint_is_used(
         store.open(newer)
     assert name in raised.value.message
     with caplog.at_level(logging.ERROR):
-        found = newest_valid(store, [newer, older])
-    assert found.checkpoint == older
+        found, _ = newest_valid(store, [newer, older])
+    assert found == older
     assert name in caplog.text
 
 
@@ -199,9 +199,9 @@ def test_when_all_are_damaged_the_error_lists_what_failed_and_nothing_is_deleted
 
 def test_a_checkpoint_of_another_run_is_refused(store, backend):
     checkpoint = write(store, backend, 1)
-    restorable = newest_valid(store, [checkpoint])
+    _, folder = newest_valid(store, [checkpoint])
     with pytest.raises(CheckpointCorruptError) as raised:
-        checkpoints.restore(restorable, backend, run_id="other", schedule=SCHEDULE)
+        checkpoints.restore(checkpoint, folder, backend, run_id="other", schedule=SCHEDULE)
     assert raised.value.field == "run_id"
 
 

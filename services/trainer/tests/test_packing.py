@@ -67,12 +67,6 @@ def test_fewer_than_twice_the_micro_batches_that_are_needed(built, room):
     assert len(pack(built, max_tokens=room)) <= 2 * -(-tokens // room)
 
 
-@given(built=batches(), room=st.integers(30, 90))
-def test_the_same_examples_are_packed_the_same_way(built, room):
-    first, second = pack(built, max_tokens=room), pack(built, max_tokens=room)
-    assert [m.token_ids.tolist() for m in first] == [m.token_ids.tolist() for m in second]
-
-
 def test_a_segment_longer_than_a_micro_batch_is_refused(make_examples):
     (example,) = make_examples(np.random.default_rng(0), 1)
     with pytest.raises(InvalidFieldError) as raised:

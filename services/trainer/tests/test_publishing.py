@@ -8,9 +8,7 @@ import pytest
 
 from treadle_trainer import publisher
 from treadle_trainer.adapters.in_memory import MemoryRefit, VersionEndedError
-from treadle_trainer.adapters.local_checkpoints import LocalCheckpoints
 from treadle_trainer.core.status import Phase
-from treadle_trainer.ports import CheckpointStoreFullError
 from treadle_weights.transport import ArenaFullError
 
 SILENT = ((1.0, 1.0), (0.0, 0.0))
@@ -25,20 +23,20 @@ def make_partly_silent(make_run):
         run = make_run(num_steps)
         silent = make_run(num_steps, "silent", rewards=SILENT)
         for step in silent_steps:
-            run.experience._batches[step - 1] = silent.experience._batches[step - 1]
+            run.experience.batches[step - 1] = silent.experience.batches[step - 1]
         return run
 
     return make
 
 
 async def test_only_every_so_manyth_step_and_the_last_are_published(make_run):
-    run = make_run(5)
+    run = make_run(3)
     await run.finish(run.trainer(publish_every=2))
-    assert run.published_steps() == [0, 2, 4, 5]
+    assert run.published_steps() == [0, 2, 3]
     rows = run.rows()
-    assert [row["step"] for row in rows if "version" in row] == [2, 4, 5]
+    assert [row["step"] for row in rows if "version" in row] == [2, 3]
     assert all(("version" in row) == ("weights_digest" in row) for row in rows)
-    whole = make_run(5, "whole")
+    whole = make_run(3, "whole")
     await whole.finish(whole.trainer())
     assert run.weights() == whole.weights()
 
@@ -53,14 +51,6 @@ async def test_a_run_whose_tasks_end_unforeseen_publishes_its_last_step(make_run
     monkeypatch.setattr(run.experience, "claim", unaware)
     await run.finish(run.trainer(publish_every=2))
     assert run.published_steps() == [0, 2, 3]
-
-
-async def test_a_restart_publishes_the_restored_step_whatever_is_due(make_run):
-    run = make_run(5)
-    await run.finish(run.trainer(publish_every=4, checkpoint_every=3))
-    run.experience.complete.clear()
-    await run.finish(run.trainer(publish_every=4, checkpoint_every=3))
-    assert run.published_steps() == [0, 4, 5, 5]
 
 
 async def test_a_step_that_changed_nothing_is_published_without_bytes(make_partly_silent):
@@ -83,8 +73,8 @@ async def test_what_changed_since_the_last_publication_is_no_alias(make_partly_s
 
 async def test_an_alias_that_is_not_offered_is_a_version_like_any_other(make_partly_silent):
     class Forgetful(MemoryRefit):
-        async def open_version(self, **kwargs):
-            return await super().open_version(**kwargs | {"alias_of": 0, "weights_digest": ""})
+        async def open_version(self, new):
+            return await super().open_version(replace(new, alias_of=0, weights_digest=""))
 
     run = make_partly_silent(2, [1, 2])
     run.refit = Forgetful(run.experience, run.transport)
@@ -114,18 +104,6 @@ async def test_an_alias_that_ends_leaves_the_bytes_of_its_base(make_partly_silen
     await task
 
 
-async def test_what_an_engine_asks_for_is_sent_with_its_bytes(make_run):
-    run = make_run(1)
-    trainer = run.trainer()
-    task = asyncio.ensure_future(trainer.run())
-    await run.until(lambda: trainer.status().phase == Phase.COMPLETE, task)
-    run.refit.wanted.set()
-    await run.until(lambda: run.published_steps() == [0, 1, 1], task)
-    assert run.refit.aliases == []
-    run.experience.complete.set()
-    await task
-
-
 async def test_a_checkpoint_that_the_ledger_wants_is_committed_after_the_step(make_run):
     run = make_run(4)
     run.experience.checkpoint_now = True
@@ -135,7 +113,7 @@ async def test_a_checkpoint_that_the_ledger_wants_is_committed_after_the_step(ma
 
 async def test_no_batch_for_a_stated_time_is_an_alarm_again_and_again(make_run, caplog):
     run = make_run(1)
-    run.experience._batches[0] = ()
+    run.experience.batches[0] = ()
     task = asyncio.ensure_future(run.trainer(no_progress_s=0.01).run())
     with caplog.at_level(logging.CRITICAL):
         path = run.directory / "trainer.jsonl"
@@ -157,19 +135,6 @@ async def test_an_end_that_does_not_come_is_an_alarm_too(make_run):
     await run.until(lambda: run.rows()[-1]["name"] == "no_progress", task)
     run.experience.complete.set()
     await task
-
-
-async def test_a_full_disk_at_the_start_leaves_the_hint_old_and_trains_on(make_run):
-    class Full(LocalCheckpoints):
-        def mark_latest(self, checkpoint):
-            raise CheckpointStoreFullError("no space")
-
-    run = make_run(2)
-    await run.finish(run.trainer())
-    run.store = Full(run.directory / "checkpoints")
-    run.experience.complete.clear()
-    await run.finish(run.trainer())
-    assert run.published_steps() == [0, 1, 2, 2]
 
 
 async def test_a_version_without_room_is_sent_and_kept_when_there_is_some(make_run, monkeypatch):
@@ -200,7 +165,6 @@ async def test_a_hint_that_points_elsewhere_changes_no_restore_and_is_mended(mak
     before, latest = run.weights(), run.directory / "checkpoints" / "latest"
     for wrong in ("step-000002\n", "../../elsewhere\n", ""):
         latest.write_text(wrong)
-        run.experience.complete.clear()
         await run.finish(run.trainer())
         assert run.published_steps()[-1] == 3
         assert run.weights() == before

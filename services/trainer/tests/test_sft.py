@@ -24,9 +24,9 @@ def recipe(small, tmp_path):
     content = {
         "model": {"config": str(small / "config.json"), "tokenizer": str(small)},
         "demonstrations": {"name": f"{tmp_path / 'counting.py'}:Counting"},
-        "steps": 80,
+        "steps": 40,
         "batch_size": 9,
-        "optimizer": {"learning_rate": 0.02, "warmup_steps": 5},
+        "optimizer": {"learning_rate": 0.04, "warmup_steps": 5},
         "decay_at": 0.75,
         "decay_factor": 0.3,
         "output": str(tmp_path / "out" / "policy"),
@@ -58,8 +58,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(recipe, tmp_
     assert weights(0) == weights(0) != weights(1)
 
 
-def test_training_goes_on_from_a_folder(recipe, policy, tmp_path):
-    override = f"model={{folder: {policy}}}"
+def test_training_goes_on_from_a_folder(recipe, small, tmp_path):
+    override = f"model={{folder: {small}}}"
     content = yaml.safe_load(recipe.read_text())
     del content["model"]
     recipe.write_text(yaml.safe_dump(content))

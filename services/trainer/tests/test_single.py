@@ -1,16 +1,14 @@
-import json
 from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from treadle_core.episodes import Episode, Group, Termination
 from treadle_trainer.adapters.packed_attention import UnsupportedModelError
-from treadle_trainer.adapters.single import OPTIMIZER_FILE, ParametersMismatchError, SingleBackend
+from treadle_trainer.adapters.single import SingleBackend
 from treadle_trainer.core import logprobs as logprobs_module
 from treadle_trainer.core.advantages.grpo import Grpo
 from treadle_trainer.core.losses.ppo_clip import PpoClip
@@ -54,30 +52,20 @@ def accumulate(backend, examples, microbatch_tokens):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_log_probabilities_do_not_depend_on_what_a_segment_is_packed_with(
-    policies, architecture, make_examples
-):
-    backend = on_cpu(policies[architecture])
-    examples = make_examples(np.random.default_rng(1), 5)
-    with torch.no_grad():
-        packed, _ = backend.logprobs(lay_out(examples))
-        alone = [backend.logprobs(lay_out([example]))[0] for example in examples]
-    torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_log_probabilities_are_those_of_the_model_at_the_temperature_of_the_sampler(
+def test_packed_or_alone_log_probabilities_are_those_of_the_model_at_the_temperature(
     policies, architecture, make_examples
 ):
     backend = on_cpu(policies[architecture])
     examples = make_examples(np.random.default_rng(2), 5)
     with torch.no_grad():
-        found, _ = backend.logprobs(lay_out(examples))
+        packed, _ = backend.logprobs(lay_out(examples))
+        alone = [backend.logprobs(lay_out([example]))[0] for example in examples]
     wanted = [reference_logprobs(policies[architecture], example) for example in examples]
-    torch.testing.assert_close(found, torch.cat(wanted), rtol=0, atol=2e-5)
+    torch.testing.assert_close(packed, torch.cat(wanted), rtol=0, atol=2e-5)
+    torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens_a_chunk", [1, 3, 1000])
+@pytest.mark.parametrize("tokens_a_chunk", [1, 3])
 def test_chunks_change_neither_log_probabilities_nor_gradient(
     policy, make_examples, monkeypatch, tokens_a_chunk
 ):
@@ -89,9 +77,10 @@ def test_chunks_change_neither_log_probabilities_nor_gradient(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["fp32", "fp64"]
+    ("architecture", "dtype", "tolerance"),
+    [("qwen3", torch.float32, 1e-5), ("gpt2", torch.float64, 1e-10)],
+    ids=["fp32", "fp64"],
 )
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
 def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(
     policies, architecture, make_examples, dtype, tolerance
 ):
@@ -109,20 +98,6 @@ def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(
             torch.testing.assert_close(
                 splits[size][name].to(dtype), wanted.to(dtype), rtol=tolerance, atol=tolerance
             )
-
-
-def test_on_policy_the_ratio_is_one_at_every_position(policy, make_examples):
-    backend = on_cpu(policy)
-    for example in make_examples(np.random.default_rng(5), 8):
-        recorded = np.zeros(example.num_tokens, np.float32)
-        recorded[example.trained] = reference_logprobs(policy, example)
-        microbatch = lay_out(
-            [Example(example.token_ids, example.trained, recorded, 1.0, example.temperature)]
-        )
-        with torch.no_grad():
-            found, _ = backend.logprobs(microbatch)
-        ratio = (found - torch.from_numpy(microbatch.logprobs)).exp()
-        torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-4)
 
 
 def test_a_step_without_anything_to_learn_changes_no_parameter(policy, make_group):
@@ -227,63 +202,6 @@ def test_a_saved_policy_loads_as_it_was_and_starts_with_a_fresh_optimizer(
     AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_a_restored_optimizer_goes_on_bitwise(policy, make_examples, tmp_path):
-    examples = make_examples(np.random.default_rng(10), 6)
-    settings = StepSettings(1000, 1.0)
-
-    def steps(backend, count):
-        for _ in range(count):
-            update(backend, examples, loss=PpoClip(), settings=settings, learning_rate=1e-2)
-
-    whole = on_cpu(policy, weight_decay=0.1)
-    steps(whole, 3)
-    whole.save_policy(tmp_path)
-    whole.save_optimizer(tmp_path)
-    steps(whole, 2)
-    resumed = on_cpu(tmp_path, weight_decay=0.1)
-    resumed.restore_optimizer(tmp_path)
-    steps(resumed, 2)
-    torch.testing.assert_close(dict(resumed.parameters()), dict(whole.parameters()), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("change", ["missing", "extra", "shape"])
-def test_a_folder_whose_tensors_are_not_the_models_is_refused(policy, tmp_path, change):
-    backend = on_cpu(policy)
-    backend.save_policy(tmp_path)
-    spoil(tmp_path / "model.safetensors", "model.norm.weight", change)
-    with pytest.raises(ParametersMismatchError) as raised:
-        on_cpu(tmp_path)
-    assert "model.norm.weight" in raised.value.message
-
-
-@pytest.mark.parametrize("change", ["missing", "extra", "shape"])
-def test_an_optimizer_of_other_parameters_is_refused(policy, make_examples, tmp_path, change):
-    backend = on_cpu(policy)
-    update(
-        backend,
-        make_examples(np.random.default_rng(11), 2),
-        loss=PpoClip(),
-        settings=StepSettings(1000, 1.0),
-        learning_rate=1e-3,
-    )
-    backend.save_optimizer(tmp_path)
-    spoil(tmp_path / OPTIMIZER_FILE, "exp_avg.model.norm.weight", change)
-    with pytest.raises(ParametersMismatchError) as raised:
-        backend.restore_optimizer(tmp_path)
-    assert "model.norm.weight" in raised.value.message
-
-
-def spoil(path, name, change):
-    tensors = load_file(path)
-    if change == "missing":
-        del tensors[name]
-    elif change == "extra":
-        tensors[name + ".more"] = torch.zeros(3)
-    else:
-        tensors[name] = torch.zeros(3)
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
 def test_weight_decay_applies_to_matrices_alone(policy):
     backend = on_cpu(policy, weight_decay=0.1)
     for group in backend._optimizer.param_groups:
@@ -306,10 +224,4 @@ def test_a_model_class_whose_attention_is_not_plain_is_refused(tmp_path):
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="softcap"):
-        on_cpu(tmp_path)
-
-
-def test_a_folder_that_holds_no_policy_is_refused(tmp_path):
-    (tmp_path / "policy.json").write_text(json.dumps({}))
-    with pytest.raises(Exception, match=r"config\.json"):
         on_cpu(tmp_path)

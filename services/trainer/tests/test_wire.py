@@ -23,7 +23,7 @@ from treadle_trainer.adapters.in_memory import FencedError
 from treadle_trainer.adapters.refit_client import RefitClient
 from treadle_trainer.core.claims import ClaimedEpisode, Fault, FaultReason
 from treadle_trainer.core.status import Phase, TrainerStatus
-from treadle_trainer.ports import TRAINER_FENCED, Acquired, Checkpoint, OpenedVersion, SentVersion
+from treadle_trainer.ports import TRAINER_FENCED, Checkpoint, NewVersion, OpenedVersion, SentVersion
 from treadle_trainer.servicer import TrainerServicer
 from treadle_weights.layouts import whole
 from treadle_weights.transport import Arena
@@ -118,7 +118,6 @@ def test_what_is_absent_is_not_zero(reward, inline):
         ClaimedEpisode(
             episode_id="e",
             attempt=2,
-            index=1,
             reward=reward,
             termination=Termination.TRUNCATED,
             num_tokens=7,
@@ -172,7 +171,7 @@ async def test_the_ledger_is_asked_with_run_and_epoch():
         wanted = await client.report(trainer_epoch=2, step=5, metrics={"loss": 0.5}, trace_id="t")
         retained = await client.commit(trainer_epoch=2, checkpoint=CHECKPOINT)
     assert (run.position, run.checkpoints, run.complete) == (8, (CHECKPOINT,), True)
-    assert acquired == Acquired(2, 4)
+    assert acquired == 2
     assert claim.complete
     assert retained == (CHECKPOINT,)
     assert wanted is True
@@ -207,15 +206,7 @@ async def test_refit_is_given_layout_and_digests():
     )
     async with server as channel:
         client = RefitClient(channel, "run")
-        opened = await client.open_version(
-            trainer_epoch=2,
-            step=5,
-            request_id="r",
-            layout=layout,
-            trace_id="t",
-            alias_of=6,
-            weights_digest="ab" * 8,
-        )
+        opened = await client.open_version(NewVersion(2, 5, "r", layout, "t", 6, "ab" * 8))
         sent = await client.send_version(trainer_epoch=2, version=7, digests={"w": 255})
         wanted = await client.await_demand(published_version=6, wait_s=2)
     assert opened == OpenedVersion(7, Arena("/dev/shm/a", 24), aliased=True)  # noqa: S108

@@ -6,7 +6,6 @@ field, its limit and the value; sizes are compared as Python integers before any
 Shapes: T = tokens of one segment.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,19 +17,13 @@ from treadle.episode.v1 import episode_pb2 as pb
 from treadle_core.episodes import Segment
 from treadle_core.errors import InvalidFieldError
 
-_WIRE_DTYPES: dict[str, np.dtype[Any]] = {
+_DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype(np.bool_),
-    "int16": np.dtype("<i2"),
     "int32": np.dtype("<i4"),
-    "int64": np.dtype("<i8"),
     "float32": np.dtype("<f4"),
 }
-_ARRAYS: dict[str, str] = {
-    "token_ids": "int32",
-    "sampled": "bool",
-    "trained": "bool",
-    "logprobs": "float32",
-}
+_ARRAYS = {"token_ids": "int32", "sampled": "bool", "trained": "bool", "logprobs": "float32"}
+_VERSIONS = ("policy_version", "context_version")
 _MAX_QUOTED = 64
 
 
@@ -71,10 +64,7 @@ def _segment_to_wire(segment: Segment) -> pb.Segment:
         name: _array_to_wire(getattr(segment, name), dtype) for name, dtype in _ARRAYS.items()
     }
     return pb.Segment(
-        token_ids=arrays["token_ids"],
-        sampled=arrays["sampled"],
-        trained=arrays["trained"],
-        logprobs=arrays["logprobs"],
+        **arrays,
         policy_version=_spans_of(segment.policy_version),
         context_version=_spans_of(segment.context_version),
         temperature=segment.temperature,
@@ -82,30 +72,17 @@ def _segment_to_wire(segment: Segment) -> pb.Segment:
 
 
 def _segment_from_wire(message: pb.Segment, field: str) -> Segment:
-    token_ids = _array_from_wire(message.token_ids, "int32", f"{field}.token_ids")
-    if token_ids.ndim != 1 or token_ids.size == 0:
-        raise InvalidFieldError(
-            f"{field}.token_ids", limit="shape [T], T >= 1", value=_quoted(list(token_ids.shape))
-        )
     arrays = {
         name: _array_from_wire(getattr(message, name), dtype, f"{field}.{name}")
         for name, dtype in _ARRAYS.items()
-        if name != "token_ids"
     }
-    versions = {
-        name: _versions_of(getattr(message, name), token_ids.size, f"{field}.{name}")
-        for name in ("policy_version", "context_version")
-    }
+    num_tokens = arrays["token_ids"].size
+    if not num_tokens:
+        raise InvalidFieldError(f"{field}.token_ids", limit="shape [T], T >= 1", value="[0]")
+    for name in _VERSIONS:
+        arrays[name] = _versions_of(getattr(message, name), num_tokens, f"{field}.{name}")
     try:
-        return Segment(
-            token_ids=token_ids,
-            sampled=arrays["sampled"],
-            trained=arrays["trained"],
-            logprobs=arrays["logprobs"],
-            policy_version=versions["policy_version"],
-            context_version=versions["context_version"],
-            temperature=message.temperature,
-        )
+        return Segment(**arrays, temperature=message.temperature)
     except InvalidFieldError as error:
         raise InvalidFieldError(
             f"{field}.{error.field}", limit=error.limit, value=error.value
@@ -113,40 +90,29 @@ def _segment_from_wire(message: pb.Segment, field: str) -> Segment:
 
 
 def _array_to_wire(array: NDArray[Any], dtype: str) -> pb.Array:
-    return pb.Array(
-        dtype=dtype,
-        shape=array.shape,
-        data=array.astype(_WIRE_DTYPES[dtype], copy=False).tobytes(),
-    )
+    data = array.astype(_DTYPES[dtype], copy=False).tobytes()
+    return pb.Array(dtype=dtype, shape=array.shape, data=data)
 
 
 def _array_from_wire(message: pb.Array, dtype: str, field: str) -> NDArray[Any]:
     """A read-only view of the message's bytes; nothing is allocated for what they do not hold."""
-    if message.dtype not in _WIRE_DTYPES:
-        raise InvalidFieldError(
-            f"{field}.dtype",
-            limit=f"one of {', '.join(_WIRE_DTYPES)}",
-            value=f"an unsupported encoding {_quoted(message.dtype)}",
-        )
     if message.dtype != dtype:
-        raise InvalidFieldError(field, limit=dtype, value=message.dtype)
-    shape = [int(length) for length in message.shape]
-    if any(length < 0 for length in shape):
-        raise InvalidFieldError(f"{field}.shape", limit="lengths >= 0", value=_quoted(shape))
+        value = f"an unsupported encoding {_quoted(message.dtype)}"
+        raise InvalidFieldError(f"{field}.dtype", limit=dtype, value=value)
+    if len(message.shape) != 1 or message.shape[0] < 0:
+        raise InvalidFieldError(
+            f"{field}.shape", limit="[T], T >= 0", value=_quoted(list(message.shape))
+        )
     data = message.data  # one read: each read of a bytes field is a copy
-    size = math.prod(shape) * _WIRE_DTYPES[dtype].itemsize
+    size = message.shape[0] * _DTYPES[dtype].itemsize
     if size != len(data):
         raise InvalidFieldError(
-            field, limit=f"{size} bytes as shape {_quoted(shape)} of {dtype}", value=len(data)
+            field, limit=f"{size} bytes as {message.shape[0]} of {dtype}", value=len(data)
         )
-    if dtype == "bool":
-        raw = np.frombuffer(data, np.uint8)
-        if raw.size and raw.max() > 1:
-            raise InvalidFieldError(field, limit="bytes 0 or 1", value=int(raw.max()))
-    if len(shape) > 1:  # no field of ours has more axes, and numpy has a limit of its own
-        raise InvalidFieldError(field, limit="shape [T]", value=_quoted(shape))
-    flat = np.frombuffer(data, _WIRE_DTYPES[dtype])
-    return flat.astype(flat.dtype.newbyteorder("="), copy=False).reshape(shape)
+    if dtype == "bool" and (largest := np.frombuffer(data, np.uint8).max(initial=0)) > 1:
+        raise InvalidFieldError(field, limit="bytes 0 or 1", value=largest)
+    flat = np.frombuffer(data, _DTYPES[dtype])
+    return flat.astype(flat.dtype.newbyteorder("="), copy=False)
 
 
 def _spans_of(versions: NDArray[np.int32]) -> list[pb.VersionSpan]:

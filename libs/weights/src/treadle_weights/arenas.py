@@ -1,8 +1,12 @@
 """What transports over files share: room for an arena, tensors packed into it, bytes verified."""
 
+import contextlib
 import errno
+import fcntl
+import mmap
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,16 @@ from numpy.typing import NDArray
 from treadle_core.errors import InvalidFieldError
 from treadle_weights.digests import combine, hex_digest, layout_digests, tensor_digest
 from treadle_weights.layouts import ITEM_SIZES, Layout, Rectangle
-from treadle_weights.plan import box_of
-from treadle_weights.transport import ArenaCorruptError, ArenaFullError, LoadOrder
+from treadle_weights.plan import box_of, check_buffer
+from treadle_weights.transport import (
+    Arena,
+    ArenaCorruptError,
+    ArenaFullError,
+    ArenaMissingError,
+    LoadOrder,
+)
 
-FULL = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
 """Numbers of errors that say that there is no room."""
 
 
@@ -27,8 +37,22 @@ def checked_directory(directory: str | Path) -> Path:
     return path
 
 
-def check_one_rank(layout: Layout) -> None:
-    """One arena is one buffer, and so is an arrival buffer. Raises InvalidFieldError."""
+def check_sent(arena: Arena, layout: Layout) -> None:
+    """Raises InvalidFieldError where `layout` has more ranks or bytes than `arena`."""
+    _check_one_rank(layout)
+    if arena.size < layout.size():
+        raise InvalidFieldError("arena.size", limit=f">= {layout.size()}", value=arena.size)
+
+
+def check_received(order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
+    """Raises InvalidFieldError where a side has more ranks, or the target more room, than is."""
+    _check_one_rank(order.source)
+    _check_one_rank(target)
+    check_buffer("buffer", buffer, target.size())
+
+
+def _check_one_rank(layout: Layout) -> None:
+    """One arena is one buffer, and so is an arrival buffer."""
     for rectangle in layout.rectangles:
         if rectangle.rank:
             raise InvalidFieldError(
@@ -36,11 +60,64 @@ def check_one_rank(layout: Layout) -> None:
             )
 
 
-def reserve(path: Path, descriptor: int, size: int) -> None:
-    """Takes the room now: a page that is missing later would kill the writer (SIGBUS).
+def mapped(path: Path) -> NDArray[np.uint8]:
+    """A file's bytes, mapped read-only for as long as the array lives.
 
-    Raises ArenaFullError.
+    Raises ArenaMissingError, and OSError for a link, which is not followed.
     """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        raise ArenaMissingError(f"{path}: not there", field="arena.path", value=path) from error
+    try:
+        size = os.fstat(descriptor).st_size
+        # What is empty cannot be mapped.
+        data = mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else b""
+    finally:
+        os.close(descriptor)
+    return np.frombuffer(data, np.uint8)
+
+
+@contextlib.contextmanager
+def created(path: Path, size: int, mode: int) -> Generator[int]:
+    """A new file, locked, with room for `size` bytes; gone where the block fails.
+
+    The lock, and so the sender's life, lasts until somebody closes the descriptor. Raises
+    FileExistsError and ArenaFullError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, mode)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _reserve(path, descriptor, size)
+        yield descriptor
+    except BaseException:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+        raise
+
+
+def remove_if_abandoned(path: Path, after_s: float = 0.0) -> None:
+    """Unlinks a file that is older than `after_s`, unless its sender lives.
+
+    One that we may not open is another user's.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        if time.time() - os.fstat(descriptor).st_ctime >= after_s:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _reserve(path: Path, descriptor: int, size: int) -> None:
+    """Takes the room now: a page that is missing later would kill the writer (SIGBUS)."""
     state = os.statvfs(path.parent)
     free = state.f_bavail * state.f_frsize
     full = ArenaFullError(

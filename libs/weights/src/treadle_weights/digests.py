@@ -10,6 +10,7 @@ Shapes: R = contiguous rows of a box, L = elements in each row.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MASK = 2**64 - 1
+_HEX = re.compile(r"[0-9a-f]{16}")
 
 _CHUNK = 1 << 15
 """Elements that are mixed at once: the two 64-bit work arrays then stay in the cache."""
@@ -84,6 +86,13 @@ def weights_digest(digests: Mapping[str, int]) -> str:
 def hex_digest(digest: int) -> str:
     """A tensor's digest as 16 hex digits."""
     return f"{digest:016x}"
+
+
+def digest_of(name: str, text: object) -> int:
+    """The digest that `hex_digest` made `text` of; raises InvalidFieldError naming `name`."""
+    if not isinstance(text, str) or not _HEX.fullmatch(text):
+        raise InvalidFieldError(name, limit="16 hex digits", value=repr(text)[:40])
+    return int(text, 16)
 
 
 def _rows(rectangle: Rectangle) -> tuple[int, int]:

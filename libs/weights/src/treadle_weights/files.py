@@ -5,7 +5,6 @@ what is committed and keeps the newest two of it; which one is served, the ledge
 """
 
 import contextlib
-import fcntl
 import json
 import mmap
 import os
@@ -19,20 +18,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle_core.errors import InvalidFieldError
+from treadle_core.errors import InvalidFieldError, TreadleError
 from treadle_core.ids import checked_id
-from treadle_weights import safetensors
-from treadle_weights.arenas import (
-    FULL,
-    check_one_rank,
-    checked_directory,
-    pack,
-    reserve,
-    verify,
-)
-from treadle_weights.digests import hex_digest
+from treadle_weights import arenas, safetensors
+from treadle_weights.digests import digest_of, hex_digest
 from treadle_weights.layouts import Layout
-from treadle_weights.plan import check_buffer, execute
+from treadle_weights.plan import execute
 from treadle_weights.transport import (
     Arena,
     ArenaCorruptError,
@@ -48,7 +39,6 @@ KEPT = 2
 _NAME = re.compile(r"(?P<run>[^.]+)\.(?P<version>[0-9]+)\.safetensors")
 _COMMITTED = ".committed"
 _DIGESTS = "treadle.digests"
-_HEX = re.compile(r"[0-9a-f]{16}")
 
 
 class Files:
@@ -64,7 +54,7 @@ class Files:
             directory.mkdir(parents=True, exist_ok=True)
         if directory is None:
             raise InvalidFieldError("directory", limit="a directory", value="none")
-        self._directory = checked_directory(directory).resolve()
+        self._directory = arenas.checked_directory(directory).resolve()
 
     def arena(self, run_id: str, version: int, size: int) -> Arena:
         return Arena(str(self._path(run_id, version)), size)
@@ -110,17 +100,15 @@ class Sender:
     def __init__(self, run_id: str, directory: Path) -> None:
         """Removes what dead senders of the run had not finished."""
         self._run_id = checked_id("run_id", run_id)
-        self._directory = checked_directory(directory)
+        self._directory = directory
         for path in self._directory.glob(f".{self._run_id}.*.part"):
-            _remove_if_abandoned(path)
+            arenas.remove_if_abandoned(path)
 
     def send(
         self, arena: Arena, layout: Layout, tensors: Iterable[tuple[str, NDArray[Any]]]
     ) -> dict[str, int]:
         path = _checked_path(arena, self._directory)
-        check_one_rank(layout)
-        if arena.size < layout.size():
-            raise InvalidFieldError("arena.size", limit=f">= {layout.size()}", value=arena.size)
+        arenas.check_sent(arena, layout)
         stored = safetensors.compact(layout)
         begin = len(_header(stored, dict.fromkeys(stored.by_tensor, 0)))
         size = max(begin + stored.size(), arena.size)
@@ -128,7 +116,7 @@ class Sender:
             os.ftruncate(descriptor, begin + stored.size())
             mapped = mmap.mmap(descriptor, begin + stored.size())
             data = np.frombuffer(mapped, np.uint8)
-            digests = pack(stored, tensors, data[begin:])
+            digests = arenas.pack(stored, tensors, data[begin:])
             data[:begin] = np.frombuffer(_header(stored, digests), np.uint8)
             mapped.flush()
         return {name: digests[name] for name in layout.by_tensor}
@@ -174,13 +162,10 @@ class Receiver:
     """WeightReceiver over files in `directory`."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises InvalidFieldError where `directory` is none."""
-        self._directory = checked_directory(directory)
+        self._directory = directory
 
     def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
-        check_one_rank(order.source)
-        check_one_rank(target)
-        check_buffer("buffer", buffer, target.size())
+        arenas.check_received(order, target, buffer)
         path = _checked_path(order.arena, self._directory)
         header, data = _opened(path)
         _check_same_tensors(path, header.layout, order.source)
@@ -191,29 +176,22 @@ class Receiver:
             for copy in order.copies
         ]
         execute(copies, header.layout, target, data[header.begin :], buffer)
-        verify(order, target, buffer)
+        arenas.verify(order, target, buffer)
 
 
 def _opened(path: Path) -> tuple[safetensors.Header, NDArray[np.uint8]]:
-    """The header, and the file's bytes, mapped read-only for as long as the array lives."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError as error:
-        raise ArenaMissingError(
-            f"{path}: no such version", field="arena.path", value=path
-        ) from error
-    try:
-        size = os.fstat(descriptor).st_size
-        mapped = mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else b""
-    finally:
-        os.close(descriptor)
-    data = np.frombuffer(mapped, np.uint8)
+    """The header, and the bytes of the whole file."""
+    data = arenas.mapped(path)
     try:
         return safetensors.decode(data), data
     except safetensors.SafetensorsError as error:
-        raise ArenaCorruptError(
-            f"{path}: {error.message}", field=error.field, limit=error.limit, value=error.value
-        ) from error
+        raise _corrupt(path, error) from error
+
+
+def _corrupt(path: Path, error: TreadleError) -> ArenaCorruptError:
+    return ArenaCorruptError(
+        f"{path}: {error.message}", field=error.field, limit=error.limit, value=error.value
+    )
 
 
 def _header(layout: Layout, digests: dict[str, int]) -> bytes:
@@ -229,17 +207,10 @@ def _digests(path: Path, header: safetensors.Header) -> dict[str, int]:
     except ValueError:
         stated = None
     digests = cast("dict[str, object]", stated) if isinstance(stated, dict) else {}
-    for name in header.layout.by_tensor.keys() | digests.keys():
-        digest = digests.get(name)
-        known = name in header.layout.by_tensor
-        if not (known and isinstance(digest, str) and _HEX.fullmatch(digest)):
-            raise ArenaCorruptError(
-                f"{path}: {name} has no digest of 16 hex digits, or is not there",
-                field=name,
-                limit="16 hex digits",
-                value=repr(digest)[:40],
-            )
-    return {name: int(str(digests[name]), 16) for name in header.layout.by_tensor}
+    try:
+        return {name: digest_of(name, digests.get(name)) for name in header.layout.by_tensor}
+    except InvalidFieldError as error:
+        raise _corrupt(path, error) from error
 
 
 def _check_same_tensors(path: Path, found: Layout, source: Layout) -> None:
@@ -263,7 +234,7 @@ def _room_for(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in arenas.FULL:
             raise
         raise ArenaFullError(
             f"{path}: {error.strerror}", field="arena.path", limit="room on its disk", value=path
@@ -277,19 +248,12 @@ def _whole_or_not(path: Path, size: int) -> Generator[int]:
     It is durable then. The lock tells it from what a dead sender left.
     """
     aside = _aside(path)
-    descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        reserve(path, descriptor, size)
+    with arenas.created(aside, size, 0o644) as descriptor:
         yield descriptor
         os.fsync(descriptor)
         aside.replace(path)
         _sync_directory(path.parent)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
+    os.close(descriptor)
 
 
 def _aside(path: Path) -> Path:
@@ -307,13 +271,6 @@ def _checked_path(arena: Arena, directory: Path) -> Path:
         limit = f"{directory}/RUN.VERSION.safetensors"
         raise InvalidFieldError("arena.path", limit=limit, value=path)
     return path
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    """Unlinks what is written aside, unless its writer lives."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:

@@ -4,10 +4,8 @@ The sender holds a lock on each of its arenas for as long as it lives; the kerne
 with the process, so an arena without one has lost its sender.
 """
 
-import fcntl
 import mmap
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +16,9 @@ from numpy.typing import NDArray
 
 from treadle_core.errors import InvalidFieldError
 from treadle_core.ids import checked_id
-from treadle_weights.arenas import check_one_rank, checked_directory, pack, reserve, verify
+from treadle_weights import arenas
 from treadle_weights.layouts import Layout
-from treadle_weights.plan import check_buffer, execute
+from treadle_weights.plan import execute
 from treadle_weights.transport import (
     Arena,
     ArenaCorruptError,
@@ -41,7 +39,7 @@ class SharedMemory:
 
     def __init__(self, directory: str | Path = DIRECTORY, *, run_dir: Path | None = None) -> None:
         """Raises InvalidFieldError where `directory` is none. `run_dir` makes no difference."""
-        self._directory = checked_directory(directory)
+        self._directory = arenas.checked_directory(directory)
 
     def arena(self, run_id: str, version: int, size: int) -> Arena:
         checked_id("run_id", run_id)
@@ -75,24 +73,23 @@ class _Held:
 class Sender:
     """WeightSender over files in `directory`; one per run at a time."""
 
-    def __init__(self, run_id: str, directory: str | Path = DIRECTORY) -> None:
+    def __init__(self, run_id: str, directory: Path) -> None:
         """Releases what dead senders of the run left, and long dead ones of other runs."""
-        self._directory = checked_directory(directory)
+        self._directory = directory
         self._held: dict[Path, _Held] = {}
         mine = _prefix(checked_id("run_id", run_id))
         for path in self._directory.glob("treadle.*"):
-            _release_if_abandoned(path, 0.0 if path.name.startswith(mine) else _ABANDONED_AFTER_S)
+            after_s = 0.0 if path.name.startswith(mine) else _ABANDONED_AFTER_S
+            arenas.remove_if_abandoned(path, after_s)
 
     def send(
         self, arena: Arena, layout: Layout, tensors: Iterable[tuple[str, NDArray[Any]]]
     ) -> dict[str, int]:
         path = _checked_path(arena, self._directory)
-        check_one_rank(layout)
-        if arena.size < layout.size():
-            raise InvalidFieldError("arena.size", limit=f">= {layout.size()}", value=arena.size)
+        arenas.check_sent(arena, layout)
         if path not in self._held:
             self._held[path] = _create(path, arena.size)
-        return pack(layout, tensors, self._held[path].data)
+        return arenas.pack(layout, tensors, self._held[path].data)
 
     def keep(self, arena: Arena) -> None:
         for path in [path for path in self._held if path != Path(arena.path)]:
@@ -116,38 +113,25 @@ class Sender:
 class Receiver:
     """WeightReceiver over files in `directory`."""
 
-    def __init__(self, directory: str | Path = DIRECTORY) -> None:
-        """Raises InvalidFieldError where `directory` is none."""
-        self._directory = checked_directory(directory)
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
-        check_one_rank(order.source)
-        check_one_rank(target)
-        check_buffer("buffer", buffer, target.size())
+        arenas.check_received(order, target, buffer)
         execute(order.copies, order.source, target, self._bytes_of(order.arena), buffer)
-        verify(order, target, buffer)
+        arenas.verify(order, target, buffer)
 
     def _bytes_of(self, arena: Arena) -> NDArray[np.uint8]:
-        """The arena's bytes, mapped read-only for as long as the array lives."""
         path = _checked_path(arena, self._directory)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError as error:
-            raise ArenaMissingError(
-                f"{path}: no such arena", field="arena.path", value=path
-            ) from error
-        try:
-            size = os.fstat(descriptor).st_size
-            if size != arena.size or size == 0:
-                raise ArenaCorruptError(
-                    f"{path}: expected {arena.size} bytes, got {size}",
-                    field="arena.size",
-                    limit=arena.size,
-                    value=size,
-                )
-            return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
-        finally:
-            os.close(descriptor)
+        data = arenas.mapped(path)
+        if data.size != arena.size or not data.size:
+            raise ArenaCorruptError(
+                f"{path}: expected {arena.size} bytes, got {data.size}",
+                field="arena.size",
+                limit=arena.size,
+                value=data.size,
+            )
+        return data
 
 
 def _prefix(run_id: str) -> str:
@@ -167,37 +151,11 @@ def _create(path: Path, size: int) -> _Held:
     """A new arena of `size` bytes, locked, with its memory reserved."""
     if size < 1:
         raise InvalidFieldError("arena.size", limit=">= 1", value=size)
-    _release_if_abandoned(path, 0.0)
+    arenas.remove_if_abandoned(path)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with arenas.created(path, size, 0o600) as descriptor:
+            return _Held(descriptor, np.frombuffer(mmap.mmap(descriptor, size), np.uint8))
     except FileExistsError as error:
         raise ArenaHeldError(
             f"{path}: held by another sender", field="arena.path", value=path
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        reserve(path, descriptor, size)
-        return _Held(descriptor, np.frombuffer(mmap.mmap(descriptor, size), np.uint8))
-    except BaseException:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-        raise
-
-
-def _release_if_abandoned(path: Path, after_s: float) -> None:
-    """Unlinks an arena that is older than `after_s`, unless its sender lives.
-
-    One that we may not open is another user's.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        if time.time() - os.fstat(descriptor).st_ctime >= after_s:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(descriptor)

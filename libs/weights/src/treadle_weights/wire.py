@@ -1,34 +1,19 @@
 """Layouts, digests and load orders to `treadle.refit.v1` and back."""
 
-import re
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import lru_cache
+from typing import Any
 
 from treadle.refit.v1 import refit_service_pb2 as pb
-from treadle_core.errors import InvalidFieldError
-from treadle_weights.digests import hex_digest
+from treadle_weights.digests import digest_of, hex_digest
 from treadle_weights.layouts import Layout, Rectangle
 from treadle_weights.plan import Copy
 from treadle_weights.transport import Arena, LoadOrder
 
-_HEX = re.compile(r"[0-9a-f]{16}")
-
 
 def layout_to_wire(layout: Layout) -> pb.Layout:
-    return pb.Layout(
-        rectangles=[
-            pb.Rectangle(
-                tensor=r.tensor,
-                dtype=r.dtype,
-                shape=r.shape,
-                start=r.start,
-                stop=r.stop,
-                offset=r.offset,
-                rank=r.rank,
-            )
-            for r in layout.rectangles
-        ]
-    )
+    return pb.Layout(rectangles=[pb.Rectangle(**_fields(r)) for r in layout.rectangles])
 
 
 def layout_from_wire(message: pb.Layout) -> Layout:
@@ -45,12 +30,7 @@ def digests_to_wire(digests: Mapping[str, int]) -> dict[str, str]:
 
 def digests_from_wire(digests: Mapping[str, str]) -> dict[str, int]:
     """Raises InvalidFieldError where a digest is not 16 hex digits."""
-    for name, digest in digests.items():
-        if not _HEX.fullmatch(digest):
-            raise InvalidFieldError(
-                f"digests[{name}]", limit="16 hex digits", value=repr(digest[:40])
-            )
-    return {name: int(digest, 16) for name, digest in digests.items()}
+    return {name: digest_of(f"digests[{name}]", digest) for name, digest in digests.items()}
 
 
 def arena_to_wire(arena: Arena) -> pb.Arena:
@@ -66,19 +46,7 @@ def load_order_to_wire(order: LoadOrder) -> pb.LoadOrder:
         version=order.version,
         arena=arena_to_wire(order.arena),
         source=layout_to_wire(order.source),
-        copies=[
-            pb.Copy(
-                tensor=c.tensor,
-                dtype=c.dtype,
-                start=c.start,
-                stop=c.stop,
-                source_rank=c.source_rank,
-                source=c.source,
-                target_rank=c.target_rank,
-                target=c.target,
-            )
-            for c in order.copies
-        ],
+        copies=[pb.Copy(**_fields(copy)) for copy in order.copies],
         digests=digests_to_wire(order.digests),
     )
 
@@ -104,6 +72,11 @@ def load_order_from_wire(message: pb.LoadOrder) -> LoadOrder:
         ),
         digests=digests_from_wire(message.digests),
     )
+
+
+def _fields(value: Rectangle | Copy) -> dict[str, Any]:
+    """Its fields by name: both have those of their messages."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 @lru_cache(maxsize=64)

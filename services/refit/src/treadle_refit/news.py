@@ -11,9 +11,10 @@ log = logging.getLogger(__name__)
 
 def tell_engine(report: Report, before: EngineState, state: EngineState) -> None:
     """Who comes, comes back, arrives or fails; not each version."""
-    told = log.warning if report.failed > report.serving else log.info
-    if told is log.warning or before in (EngineState.DEAD, EngineState.SUSPECT):
-        told(
+    has_failed = report.failed > report.serving
+    if has_failed or before in (EngineState.DEAD, EngineState.SUSPECT):
+        log.log(
+            logging.WARNING if has_failed else logging.INFO,
             "engine %s is %s: serves %d, failed to load %d %s",
             report.engine_id,
             state,

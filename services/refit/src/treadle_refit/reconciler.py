@@ -210,16 +210,13 @@ class Reconciler:
     async def _versions(self) -> Versions:
         """What is known of versions; the ledger is asked once, when there is something to do."""
         if self._known is None:
-            newest = await self._ledger.newest_committed()
-            found = await recovered(self._transport, self._run_id, newest, self._clock())
-            if self._known is None:
-                self._known = Versions(newest.version)
-                if found:
-                    self._known.hold(found)
+            versions = Versions()
+            await self._refresh(versions)
+            self._known = self._known or versions
         return self._known
 
     async def _refresh(self, versions: Versions) -> None:
-        """Somebody knows of a version that refit does not: the ledger decides."""
+        """Learns from the ledger what is committed, and whether it lies where engines can load."""
         newest = await self._ledger.newest_committed()
         versions.learn(newest.version)
         if versions.held is None:

@@ -8,7 +8,7 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,14 +32,6 @@ class NoValidCheckpointError(TreadleError):
 
     kind = Kind.CORRUPT
     reason = "NO_VALID_CHECKPOINT"
-
-
-@dataclass(frozen=True, slots=True)
-class Restorable:
-    """A committed checkpoint whose every byte was verified."""
-
-    checkpoint: Checkpoint
-    folder: Path
 
 
 def write(
@@ -75,17 +67,17 @@ def write(
 
 
 def newest_valid(
-    store: CheckpointStore, checkpoints: Sequence[Checkpoint], load: Callable[[Restorable], T]
+    store: CheckpointStore, found: Sequence[Checkpoint], load: Callable[[Checkpoint, Path], T]
 ) -> T:
-    """What `load` makes of the first of `checkpoints`, newest first, that is whole and loads.
+    """What `load` makes of the first of `found`, newest first, that is whole and loads.
 
-    Every one that is passed over is logged as an error. Raises NoValidCheckpointError naming what
-    failed of each.
+    `load` is given a checkpoint and its folder, every byte verified. What is passed over is logged
+    as an error. Raises NoValidCheckpointError naming what failed of each.
     """
     failed: list[str] = []
-    for checkpoint in checkpoints:
+    for checkpoint in found:
         try:
-            return load(Restorable(checkpoint, store.open(checkpoint)))
+            return load(checkpoint, store.open(checkpoint))
         except TreadleError as error:
             if error.kind not in (Kind.CORRUPT, Kind.INVALID):
                 raise
@@ -99,34 +91,36 @@ def newest_valid(
     )
 
 
-def _state_of(restorable: Restorable) -> dict[str, Any]:
+def _state_of(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     try:
-        return cast("dict[str, Any]", json.loads((restorable.folder / STATE).read_text()))
+        return cast("dict[str, Any]", json.loads((folder / STATE).read_text()))
     except ValueError as error:
         raise CheckpointCorruptError(
-            f"checkpoint {restorable.checkpoint.path}: {STATE}: {error}",
+            f"checkpoint {checkpoint.path}: {STATE}: {error}",
             field=STATE,
             limit="JSON",
             value=str(error),
         ) from error
 
 
-def restore(restorable: Restorable, backend: Backend, *, run_id: str, schedule: Schedule) -> None:
+def restore(
+    checkpoint: Checkpoint, folder: Path, backend: Backend, *, run_id: str, schedule: Schedule
+) -> None:
     """Brings optimiser and random numbers back; the backend was built from the folder.
 
     A schedule that differs from the recorded one is used, and logged. Raises
     CheckpointCorruptError where the checkpoint is another run's.
     """
-    state = _state_of(restorable)
+    state = _state_of(checkpoint, folder)
     if state["run_id"] != run_id:
         raise CheckpointCorruptError(
-            f"checkpoint {restorable.checkpoint.path} is of run {state['run_id']}",
+            f"checkpoint {checkpoint.path} is of run {state['run_id']}",
             field="run_id",
             limit=run_id,
             value=state["run_id"],
         )
     if state["schedule"] != asdict(schedule):
         log.warning("the schedule changed from %s to %s", state["schedule"], asdict(schedule))
-    backend.restore_optimizer(restorable.folder)
+    backend.restore_optimizer(folder)
     random_state = base64.b64decode(state["rng"]["torch"])
     torch.set_rng_state(torch.from_numpy(np.frombuffer(random_state, np.uint8).copy()))

@@ -34,11 +34,7 @@ class OptimizerConfig(Config):
     @property
     def backend_parameters(self) -> dict[str, Any]:
         """What a backend's constructor takes of it."""
-        return {
-            "betas": self.betas,
-            "epsilon": self.epsilon,
-            "weight_decay": self.weight_decay,
-        }
+        return self.model_dump(include={"betas", "epsilon", "weight_decay"})
 
 
 class TrainerConfig(ServiceConfig):

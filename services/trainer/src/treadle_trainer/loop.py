@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from treadle_runtime.failpoints import failpoint
@@ -100,11 +101,10 @@ class Trainer:
             self._backend = await self._compute(self._recipe.build_backend, self._recipe.start)
         digest = self._head.digest if self._head else ""
         failpoint("trainer.start.before_acquire")
-        acquired = await self._with.experience.acquire(
+        self._epoch = await self._with.experience.acquire(
             holder=self._recipe.holder, checkpoint_digest=digest
         )
         failpoint("trainer.start.after_acquire")
-        self._epoch = acquired.trainer_epoch
         for name in await self._compute(self._with.store.remove_leftovers):
             log.warning("removed %s, which a crash left behind", name)
         if self._head is not None:
@@ -117,10 +117,12 @@ class Trainer:
     async def _restore(self, found: tuple[Checkpoint, ...]) -> None:
         recipe = self._recipe
 
-        def load(restorable: checkpoints.Restorable) -> tuple[Checkpoint, Backend]:
-            backend = recipe.build_backend(restorable.folder)
-            checkpoints.restore(restorable, backend, run_id=recipe.run_id, schedule=recipe.schedule)
-            return restorable.checkpoint, backend
+        def load(checkpoint: Checkpoint, folder: Path) -> tuple[Checkpoint, Backend]:
+            backend = recipe.build_backend(folder)
+            checkpoints.restore(
+                checkpoint, folder, backend, run_id=recipe.run_id, schedule=recipe.schedule
+            )
+            return checkpoint, backend
 
         self._head, self._backend = await self._compute(
             checkpoints.newest_valid, self._with.store, found, load

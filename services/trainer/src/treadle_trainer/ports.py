@@ -170,15 +170,6 @@ class RunView:
     """All is done, final evaluation included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
-    """The right to train a run."""
-
-    trainer_epoch: int
-    step: int
-    """Step of the checkpoint that was named; 0 when none was."""
-
-
 class Experience(Protocol):
     """The ledger of one run. Mutations are keyed, so that repeating one is safe."""
 
@@ -186,8 +177,11 @@ class Experience(Protocol):
         """Waits up to `wait_s` for a position beyond `after`."""
         ...
 
-    async def acquire(self, *, holder: str, checkpoint_digest: str) -> Acquired:
-        """Makes `holder` the only trainer, going on from a checkpoint ("" on a first start)."""
+    async def acquire(self, *, holder: str, checkpoint_digest: str) -> int:
+        """Makes `holder` the only trainer, going on from a checkpoint ("" on a first start).
+
+        Returns its trainer epoch.
+        """
         ...
 
     async def claim(self, *, trainer_epoch: int, step: int, wait_s: float) -> Claim:
@@ -213,6 +207,23 @@ class Experience(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class NewVersion:
+    """Parameters that are to be published."""
+
+    trainer_epoch: int
+    step: int
+    request_id: str
+    """Keys the publication."""
+    layout: Layout
+    trace_id: str
+    """Of the step; may be empty."""
+    alias_of: int
+    """The version published last, where it has the same parameters; else 0."""
+    weights_digest: str
+    """Of that version; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedVersion:
     """A publication number, and where its bytes go."""
 
@@ -235,22 +246,8 @@ class SentVersion:
 class Refit(Protocol):
     """The way of one run's parameters to its engines."""
 
-    async def open_version(
-        self,
-        *,
-        trainer_epoch: int,
-        step: int,
-        request_id: str,
-        layout: Layout,
-        trace_id: str,
-        alias_of: int,
-        weights_digest: str,
-    ) -> OpenedVersion:
-        """Gets the number of a publication. Keyed by `request_id`; ends the one in flight.
-
-        `alias_of` is the version published last where it has the same parameters, with its digest;
-        0 and "" otherwise.
-        """
+    async def open_version(self, new: NewVersion) -> OpenedVersion:
+        """Gets a number, the same for the same request; ends the publication in flight."""
         ...
 
     async def send_version(

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from treadle_core.errors import TreadleError
 from treadle_runtime.failpoints import failpoint
-from treadle_trainer.ports import VERSION_ENDED, Refit
+from treadle_trainer.ports import VERSION_ENDED, NewVersion, Refit
 from treadle_weights.digests import weights_digest
 from treadle_weights.layouts import Layout, whole
 from treadle_weights.transport import Arena, ArenaFullError, WeightSender
@@ -69,11 +69,19 @@ class Publisher:
         A version that ends before it is committed is followed by the same parameters under the
         next number. Raises TreadleError with the peer's reason, VERSION_ENDED when that goes on.
         """
-        layout = layout_of(parameters)
+        base = self._last if same else None
+        new = NewVersion(
+            trainer_epoch=trainer_epoch,
+            step=step,
+            request_id="",
+            layout=layout_of(parameters),
+            trace_id=trace_id,
+            alias_of=base.version if base else 0,
+            weights_digest=base.weights_digest if base else "",
+        )
         for attempt in range(_MOST_TRIES):
             try:
-                base = self._last if same else None
-                return await self._try(parameters, layout, trainer_epoch, step, trace_id, base)
+                return await self._try(replace(new, request_id=uuid.uuid4().hex), parameters)
             except TreadleError as error:
                 if error.reason != VERSION_ENDED or attempt == _MOST_TRIES - 1:
                     raise
@@ -81,33 +89,17 @@ class Publisher:
             await asyncio.sleep(min(_FIRST_DELAY_S * 2**attempt, _LONGEST_DELAY_S))
         raise AssertionError
 
-    async def _try(
-        self,
-        parameters: Mapping[str, Tensor],
-        layout: Layout,
-        trainer_epoch: int,
-        step: int,
-        trace_id: str,
-        base: Published | None,
-    ) -> Published:
+    async def _try(self, new: NewVersion, parameters: Mapping[str, Tensor]) -> Published:
         failpoint("trainer.version.before_open")
-        opened = await self._refit.open_version(
-            trainer_epoch=trainer_epoch,
-            step=step,
-            request_id=uuid.uuid4().hex,
-            layout=layout,
-            trace_id=trace_id,
-            alias_of=base.version if base else 0,
-            weights_digest=base.weights_digest if base else "",
-        )
+        opened = await self._refit.open_version(new)
         failpoint("trainer.version.after_open")
         digests = self._digests
         if not opened.aliased:
-            digests = await self._with_room(self._fill, opened.arena, layout, parameters)
+            digests = await self._with_room(self._fill, opened.arena, new.layout, parameters)
         failpoint("trainer.version.before_send")
         try:
             sent = await self._refit.send_version(
-                trainer_epoch=trainer_epoch, version=opened.version, digests=digests
+                trainer_epoch=new.trainer_epoch, version=opened.version, digests=digests
             )
         except TreadleError as error:
             # The bytes of an alias are those of a version that engines may still load.

@@ -1,10 +1,8 @@
 """`treadle sft RECIPE`: trains a policy on demonstrations, on the tokens that it is to say."""
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,13 +19,14 @@ from transformers import (
 from treadle_core.errors import InvalidFieldError, TreadleError
 from treadle_runtime import config as configuration
 from treadle_runtime import plugins
+from treadle_runtime.measures import Measure, report
 from treadle_trainer.adapters import folders, single
 from treadle_trainer.config import SftConfig, SftModelConfig
 from treadle_trainer.core.demonstrations import Demonstration, Demonstrations
 from treadle_trainer.core.losses.nll import NegativeLogLikelihood
 from treadle_trainer.core.packing import Example
 from treadle_trainer.core.schedule import Schedule
-from treadle_trainer.core.step import StepResult, StepSettings, update
+from treadle_trainer.core.step import StepSettings, update
 from treadle_trainer.ports import Backend
 
 _LINES = 20
@@ -46,11 +45,10 @@ def main(argv: list[str]) -> int:
     except (TreadleError, plugins.PluginError) as error:
         sys.stderr.write(f"treadle sft: {error}\n")
         return 1
-    sys.stdout.writelines(json.dumps(measure) + "\n" for measure in measures)
-    return 0
+    return report(measures)
 
 
-def run(config: SftConfig) -> list[dict[str, Any]]:
+def run(config: SftConfig) -> list[Measure]:
     """Trains as the recipe says and installs the folder; returns what it measured."""
     demonstrations: Demonstrations = plugins.build("treadle.demonstrations", config.demonstrations)
     parent = config.output.resolve().parent
@@ -69,14 +67,10 @@ def run(config: SftConfig) -> list[dict[str, Any]]:
         backend.save_policy(result)
         folders.install(result, config.output.resolve())
     return [
-        _measure("sft_loss", round(loss, 6), "nats a trained token"),
-        _measure("sft_seconds", round(seconds, 3), "s"),
-        _measure("sft_tokens_per_s", round(num_tokens / seconds, 1), "tokens/s"),
+        Measure("sft_loss", loss, "nats a trained token"),
+        Measure("sft_seconds", seconds, "s"),
+        Measure("sft_tokens_per_s", num_tokens / seconds, "tokens/s"),
     ]
-
-
-def _measure(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"measure": name, "value": value, "unit": unit, "goal": "none", "holds": True}
 
 
 def start_folder(model: SftModelConfig, folder: Path, seed: int) -> Path:
@@ -125,8 +119,12 @@ def train(
     losses: list[float] = []
     mean, num_tokens, began = 0.0, 0, time.monotonic()
     for step in range(1, config.steps + 1):
-        examples = list(batch(tokenizer, demonstrations, step, config.batch_size))
-        result: StepResult = update(
+        first = (step - 1) * config.batch_size
+        examples = [
+            tokenize(tokenizer, demonstrations.read(index))
+            for index in range(first, first + config.batch_size)
+        ]
+        result = update(
             backend,
             examples,
             loss=NegativeLogLikelihood(),
@@ -141,14 +139,6 @@ def train(
             sys.stdout.write(f"sft step {step} loss {mean:.4f} seconds {seconds:.1f}\n")
             sys.stdout.flush()
     return mean, num_tokens
-
-
-def batch(
-    tokenizer: PreTrainedTokenizerBase, demonstrations: Demonstrations, step: int, size: int
-) -> Iterator[Example]:
-    """The examples of a step, from 1."""
-    for index in range((step - 1) * size, step * size):
-        yield tokenize(tokenizer, demonstrations.read(index))
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, demonstration: Demonstration) -> Example:

@@ -10,13 +10,7 @@ from treadle.trainer.v1 import trainer_service_pb2 as pb
 from treadle_core.episodes import Termination
 from treadle_core.errors import InvalidFieldError
 from treadle_payloads.store import PayloadReference
-from treadle_trainer.core.claims import (
-    Claim,
-    ClaimedEpisode,
-    ClaimedTask,
-    Fault,
-    FaultReason,
-)
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask, Fault, FaultReason
 from treadle_trainer.core.status import Phase, TrainerStatus
 from treadle_trainer.ports import Checkpoint, RunView
 
@@ -66,7 +60,6 @@ def _episode_from_wire(message: experience_pb.ClaimedEpisode) -> ClaimedEpisode:
     return ClaimedEpisode(
         episode_id=message.episode_id,
         attempt=message.attempt,
-        index=message.index,
         reward=result.reward if result.HasField("reward") else None,
         termination=termination,
         num_tokens=result.num_tokens,

@@ -66,17 +66,13 @@ class Publication:
 class Versions:
     """What refit knows of a run's versions."""
 
-    newest: int
+    newest: int = 0
     """Newest committed version; 0 when there is none."""
     in_flight: Publication | None = None
     """Announced or sent, not yet committed."""
     held: Publication | None = None
     """The newest committed one, if its trainer may still hold the bytes."""
     _traces: dict[int, str] = field(default_factory=dict[int, str], init=False)
-
-    def __post_init__(self) -> None:
-        """Counts the newest among the committed."""
-        self.learn(self.newest)
 
     def learn(self, newest: int) -> None:
         """Takes the newest committed version from the ledger; it never falls."""

@@ -1,23 +1,15 @@
 """Experience over gRPC."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import grpc.aio
 
 from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle.experience.v1 import experience_service_pb2_grpc as rpc
-from treadle_runtime.channel import call
 from treadle_trainer import wire
+from treadle_trainer.adapters.peers import ask
 from treadle_trainer.core.claims import Claim, Fault
-from treadle_trainer.ports import Acquired, Checkpoint, RunView
-
-TIMEOUT_S = 15.0
-"""Of one try, beyond what the peer may wait."""
-AWAY_S = 60.0
-"""How long a peer may be away before a call fails. One that has no room is waited for."""
-
-_call = partial(call, budget_s=AWAY_S, patient=True)
+from treadle_trainer.ports import Checkpoint, RunView
 
 
 class ExperienceClient:
@@ -29,16 +21,15 @@ class ExperienceClient:
 
     async def get_run(self, *, after: int, wait_s: float) -> RunView:
         request = pb.GetRunRequest(run_id=self._run_id, after=after, wait=wire.duration(wait_s))
-        timeout_s = TIMEOUT_S + wait_s
-        answer = await _call(self._stub.GetRun, request, timeout_s=timeout_s)
+        answer = await ask(self._stub.GetRun, request, wait_s=wait_s)
         return wire.run_from_wire(answer)
 
-    async def acquire(self, *, holder: str, checkpoint_digest: str) -> Acquired:
+    async def acquire(self, *, holder: str, checkpoint_digest: str) -> int:
         request = pb.AcquireRunRequest(
             run_id=self._run_id, holder=holder, checkpoint_digest=checkpoint_digest
         )
-        answer = await _call(self._stub.AcquireRun, request, timeout_s=TIMEOUT_S)
-        return Acquired(answer.trainer_epoch, answer.step)
+        answer = await ask(self._stub.AcquireRun, request)
+        return int(answer.trainer_epoch)
 
     async def claim(self, *, trainer_epoch: int, step: int, wait_s: float) -> Claim:
         request = pb.ClaimStepRequest(
@@ -47,8 +38,7 @@ class ExperienceClient:
             step=step,
             wait=wire.duration(wait_s),
         )
-        timeout_s = TIMEOUT_S + wait_s
-        answer = await _call(self._stub.ClaimStep, request, timeout_s=timeout_s)
+        answer = await ask(self._stub.ClaimStep, request, wait_s=wait_s)
         return wire.claim_from_wire(answer)
 
     async def hand_back(self, *, trainer_epoch: int, step: int, faults: Sequence[Fault]) -> None:
@@ -58,7 +48,7 @@ class ExperienceClient:
             step=step,
             faults=map(wire.fault_to_wire, faults),
         )
-        await _call(self._stub.HandBackStep, request, timeout_s=TIMEOUT_S)
+        await ask(self._stub.HandBackStep, request)
 
     async def report(
         self, *, trainer_epoch: int, step: int, metrics: Mapping[str, float], trace_id: str
@@ -70,7 +60,7 @@ class ExperienceClient:
             metrics=metrics,
             trace_id=trace_id,
         )
-        answer = await _call(self._stub.ReportStep, request, timeout_s=TIMEOUT_S)
+        answer = await ask(self._stub.ReportStep, request)
         return bool(answer.checkpoint_now)
 
     async def commit(self, *, trainer_epoch: int, checkpoint: Checkpoint) -> Sequence[Checkpoint]:
@@ -82,5 +72,5 @@ class ExperienceClient:
             step=checkpoint.step,
             path=checkpoint.path,
         )
-        answer = await _call(self._stub.CommitCheckpoint, request, timeout_s=TIMEOUT_S)
+        answer = await ask(self._stub.CommitCheckpoint, request)
         return wire.checkpoints_from_wire(answer.retained)

@@ -6,23 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from treadle_core.errors import Kind, TreadleError
-from treadle_trainer.core.claims import (
-    Claim,
-    ClaimedEpisode,
-    ClaimedTask,
-    Fault,
-    FaultReason,
-)
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask, Fault, FaultReason
 from treadle_trainer.ports import (
     TRAINER_FENCED,
     VERSION_ENDED,
-    Acquired,
     Checkpoint,
+    NewVersion,
     OpenedVersion,
     RunView,
     SentVersion,
 )
-from treadle_weights.layouts import Layout
 from treadle_weights.transport import Arena, WeightTransport
 
 _RETAINED = 2
@@ -53,14 +46,11 @@ class RefusedError(TreadleError):
 class MemoryExperience:
     """Experience that forgets everything when the process ends."""
 
-    def __init__(
-        self,
-        batches: Sequence[tuple[ClaimedTask, ...]],
-        again: Callable[[ClaimedEpisode], ClaimedEpisode] = lambda episode: episode,
-    ) -> None:
-        """`batches` are those of the steps from 1; `again` plays a lost episode's next attempt."""
-        self._batches = list(batches)
-        self._again = again
+    def __init__(self, batches: Sequence[tuple[ClaimedTask, ...]]) -> None:
+        self.batches = list(batches)
+        """Those of the steps from 1; an empty one never gets ready."""
+        self.again: Callable[[ClaimedEpisode], ClaimedEpisode] = lambda episode: episode
+        """Plays the next attempt of an episode whose payload is lost."""
         self._holder = ""
         self.trainer_epoch = 0
         self.trained_step = 0
@@ -81,7 +71,7 @@ class MemoryExperience:
         retained = tuple(reversed(self.lineage[-_RETAINED:]))
         return RunView(after + 1, retained, self.complete.is_set())
 
-    async def acquire(self, *, holder: str, checkpoint_digest: str) -> Acquired:
+    async def acquire(self, *, holder: str, checkpoint_digest: str) -> int:
         digests = ["", *(checkpoint.digest for checkpoint in self.lineage)]
         if checkpoint_digest not in digests or (self.lineage and not checkpoint_digest):
             raise RefusedError("no such checkpoint", field="checkpoint_digest")
@@ -90,41 +80,37 @@ class MemoryExperience:
             self.trainer_epoch += 1
         del self.lineage[digests.index(checkpoint_digest) :]
         self.trained_step = self.lineage[-1].step if self.lineage else 0
-        return Acquired(self.trainer_epoch, self.trained_step)
+        return self.trainer_epoch
 
     async def claim(self, *, trainer_epoch: int, step: int, wait_s: float) -> Claim:
-        self._check(trainer_epoch)
-        if step != self.trained_step + 1:
-            raise RefusedError("step", field="step", limit=self.trained_step + 1, value=step)
-        if step > len(self._batches):
+        self._check_next(trainer_epoch, step)
+        if step > len(self.batches):
             return Claim(complete=True)
-        if not self._batches[step - 1]:  # this one never gets ready
+        if not self.batches[step - 1]:
             await asyncio.sleep(wait_s)
-        return Claim(self._batches[step - 1], last=step == len(self._batches))
+        return Claim(self.batches[step - 1], last=step == len(self.batches))
 
     async def hand_back(self, *, trainer_epoch: int, step: int, faults: Sequence[Fault]) -> None:
-        self._check(trainer_epoch)
-        if step != self.trained_step + 1:
-            raise RefusedError("step", field="step", limit=self.trained_step + 1, value=step)
+        self._check_next(trainer_epoch, step)
         self.faults += [(step, fault) for fault in faults]
         reasons = {(fault.episode_id, fault.attempt): fault.reason for fault in faults}
         batch = tuple(
             replace(task, episodes=tuple(self._formed_anew(e, reasons) for e in task.episodes))
-            for task in self._batches[step - 1]
+            for task in self.batches[step - 1]
             if not any(
                 reasons.get((e.episode_id, e.attempt)) is FaultReason.QUARANTINED
                 for e in task.episodes
             )
         )
         # All batches are recorded: none is filled up, and one that is empty is no step.
-        self._batches[step - 1 : step] = [batch] if batch else []
+        self.batches[step - 1 : step] = [batch] if batch else []
 
     def _formed_anew(
         self, episode: ClaimedEpisode, reasons: Mapping[tuple[str, int], FaultReason]
     ) -> ClaimedEpisode:
         if (episode.episode_id, episode.attempt) not in reasons:
             return episode
-        return replace(self._again(episode), attempt=episode.attempt + 1)
+        return replace(self.again(episode), attempt=episode.attempt + 1)
 
     async def report(
         self, *, trainer_epoch: int, step: int, metrics: Mapping[str, float], trace_id: str
@@ -144,6 +130,11 @@ class MemoryExperience:
                 raise RefusedError("checkpoint", field="parent_digest", limit=parent)
             self.lineage.append(checkpoint)
         return self.lineage[: -_RETAINED - 1 : -1]
+
+    def _check_next(self, trainer_epoch: int, step: int) -> None:
+        self._check(trainer_epoch)
+        if step != self.trained_step + 1:
+            raise RefusedError("step", field="step", limit=self.trained_step + 1, value=step)
 
     def _check(self, trainer_epoch: int) -> None:
         if trainer_epoch != self.trainer_epoch:
@@ -172,26 +163,17 @@ class MemoryRefit:
         self.wanted = asyncio.Event()
         """Set where an engine needs parameters; cleared by the next version."""
 
-    async def open_version(
-        self,
-        *,
-        trainer_epoch: int,
-        step: int,
-        request_id: str,
-        layout: Layout,
-        trace_id: str,
-        alias_of: int,
-        weights_digest: str,
-    ) -> OpenedVersion:
-        self._check(trainer_epoch)
-        version = self._opened.setdefault(request_id, len(self._opened) + 1)
-        self._steps[version] = step
+    async def open_version(self, new: NewVersion) -> OpenedVersion:
+        self._check(new.trainer_epoch)
+        version = self._opened.setdefault(new.request_id, len(self._opened) + 1)
+        self._steps[version] = new.step
         self._in_flight = version
-        if alias_of and self.committed and self.committed[-1][0] == alias_of:
-            self._arenas[version] = self._arenas[alias_of]
-            self.aliases.append((version, alias_of))
+        base = new.alias_of
+        if base and self.committed and self.committed[-1][0] == base:
+            self._arenas[version] = self._arenas[base]
+            self.aliases.append((version, base))
             return OpenedVersion(version, self._arenas[version], aliased=True)
-        self._arenas[version] = self._transport.arena("memory", version, layout.size())
+        self._arenas[version] = self._transport.arena("memory", version, new.layout.size())
         return OpenedVersion(version, self._arenas[version])
 
     async def send_version(

@@ -73,7 +73,10 @@ class LocalCheckpoints:
         folder = self._folder(checkpoint)
         if folder.is_symlink() or not folder.is_dir():
             raise _corrupt(checkpoint, "folder", "a directory", "none")
-        manifest = _read(checkpoint, folder / MANIFEST, _MANIFEST_LIMIT)
+        size = _size_of(checkpoint, folder / MANIFEST)
+        if size > _MANIFEST_LIMIT:
+            raise _corrupt(checkpoint, MANIFEST, f"<= {_MANIFEST_LIMIT} bytes", size)
+        manifest = (folder / MANIFEST).read_bytes()
         found = hashlib.sha256(manifest).hexdigest()
         if found != checkpoint.digest:
             raise _corrupt(checkpoint, MANIFEST, f"sha256 {checkpoint.digest}", found)
@@ -172,22 +175,18 @@ def _files_in(checkpoint: Checkpoint, manifest: bytes) -> dict[str, dict[str, An
 
 
 def _check_file(checkpoint: Checkpoint, path: Path, entry: dict[str, Any]) -> None:
-    if path.is_symlink() or not path.is_file():
-        raise _corrupt(checkpoint, path.name, "a regular file", "none")
-    if path.stat().st_size != entry["size"]:
-        raise _corrupt(checkpoint, path.name, f"{entry['size']} bytes", path.stat().st_size)
+    size = _size_of(checkpoint, path)
+    if size != entry["size"]:
+        raise _corrupt(checkpoint, path.name, f"{entry['size']} bytes", size)
     found = _sha256(path)
     if found != entry["sha256"]:
         raise _corrupt(checkpoint, path.name, f"sha256 {entry['sha256']}", found)
 
 
-def _read(checkpoint: Checkpoint, path: Path, limit: int) -> bytes:
+def _size_of(checkpoint: Checkpoint, path: Path) -> int:
     if path.is_symlink() or not path.is_file():
         raise _corrupt(checkpoint, path.name, "a regular file", "none")
-    size = path.stat().st_size
-    if size > limit:
-        raise _corrupt(checkpoint, path.name, f"<= {limit} bytes", size)
-    return path.read_bytes()
+    return path.stat().st_size
 
 
 def _sha256(path: Path) -> str:

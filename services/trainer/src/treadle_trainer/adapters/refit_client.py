@@ -1,26 +1,18 @@
 """Refit over gRPC."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import grpc.aio
 
 from treadle.refit.v1 import refit_service_pb2 as pb
 from treadle.refit.v1 import refit_service_pb2_grpc as rpc
-from treadle_runtime.channel import call
 from treadle_trainer import wire
-from treadle_trainer.ports import OpenedVersion, SentVersion
-from treadle_weights.layouts import Layout
+from treadle_trainer.adapters.peers import ask
+from treadle_trainer.ports import NewVersion, OpenedVersion, SentVersion
 from treadle_weights.wire import arena_from_wire, digests_to_wire, layout_to_wire
 
-TIMEOUT_S = 15.0
-"""Of one try, beyond what the peer may wait."""
-SEND_TIMEOUT_S = 120.0
-"""Of one try at sending, which waits for engines to verify."""
-AWAY_S = 60.0
-"""How long a peer may be away before a call fails. One that has no room is waited for."""
-
-_call = partial(call, budget_s=AWAY_S, patient=True)
+VERIFY_S = 105.0
+"""How long engines may take to verify a version."""
 
 
 class RefitClient:
@@ -30,28 +22,18 @@ class RefitClient:
         self._stub = rpc.RefitServiceStub(channel)
         self._run_id = run_id
 
-    async def open_version(
-        self,
-        *,
-        trainer_epoch: int,
-        step: int,
-        request_id: str,
-        layout: Layout,
-        trace_id: str,
-        alias_of: int,
-        weights_digest: str,
-    ) -> OpenedVersion:
+    async def open_version(self, new: NewVersion) -> OpenedVersion:
         request = pb.OpenVersionRequest(
             run_id=self._run_id,
-            trainer_epoch=trainer_epoch,
-            step=step,
-            request_id=request_id,
-            layout=layout_to_wire(layout),
-            trace_id=trace_id,
-            alias_of=alias_of,
-            weights_digest=weights_digest,
+            trainer_epoch=new.trainer_epoch,
+            step=new.step,
+            request_id=new.request_id,
+            layout=layout_to_wire(new.layout),
+            trace_id=new.trace_id,
+            alias_of=new.alias_of,
+            weights_digest=new.weights_digest,
         )
-        answer = await _call(self._stub.OpenVersion, request, timeout_s=TIMEOUT_S)
+        answer = await ask(self._stub.OpenVersion, request)
         return OpenedVersion(answer.version, arena_from_wire(answer.arena), answer.aliased)
 
     async def send_version(
@@ -63,7 +45,7 @@ class RefitClient:
             version=version,
             digests=digests_to_wire(digests),
         )
-        answer = await _call(self._stub.SendVersion, request, timeout_s=SEND_TIMEOUT_S)
+        answer = await ask(self._stub.SendVersion, request, wait_s=VERIFY_S)
         return SentVersion(answer.members, answer.left_behind)
 
     async def await_demand(self, *, published_version: int, wait_s: float) -> bool:
@@ -72,6 +54,5 @@ class RefitClient:
             published_version=published_version,
             wait=wire.duration(wait_s),
         )
-        timeout_s = TIMEOUT_S + wait_s
-        answer = await _call(self._stub.AwaitDemand, request, timeout_s=timeout_s)
+        answer = await ask(self._stub.AwaitDemand, request, wait_s=wait_s)
         return bool(answer.wanted)

@@ -144,13 +144,12 @@ class SingleBackend:
         rounded = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in _EXACT]
         if rounded:
             raise _mismatch(folder, {"not float32": rounded})
-        expected: dict[str, tuple[int, ...]] = {}
-        for name, parameter in self._parameters.items():
-            shapes = (tuple(parameter.shape), tuple(parameter.shape), ())
-            expected |= {f"{k}.{name}": shape for k, shape in zip(_STATE, shapes, strict=True)}
-        wrong = [
-            name for name, tensor in found.items() if expected.get(name) != tuple(tensor.shape)
-        ]
+        expected = {
+            f"{key}.{name}": () if key == "step" else parameter.shape
+            for name, parameter in self._parameters.items()
+            for key in _STATE
+        }
+        wrong = [name for name, tensor in found.items() if expected.get(name) != tensor.shape]
         if wrong:
             raise _mismatch(folder / OPTIMIZER_FILE, {"unexpected": wrong})
         for name, parameter in self._parameters.items():

@@ -17,8 +17,6 @@ class ClaimedEpisode:
 
     episode_id: str
     attempt: int
-    index: int
-    """Place in its group, from 0."""
     reward: float | None
     termination: Termination
     num_tokens: int
@@ -39,7 +37,7 @@ class ClaimedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedTask:
-    """The episodes of one task, in the order of their index."""
+    """The episodes of one task, in recorded order."""
 
     task_id: str
     episodes: tuple[ClaimedEpisode, ...]
