@@ -15,7 +15,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from small_run import SERVICES, Measure, RunFailedError, SmallRun, account
+from small_run import SERVICES, RunFailedError, SmallRun, account
+
+from treadle_runtime.measures import Measure, report
 
 _STOPS_S = (3.1, 6.0)
 """Shortest and longest stop: about the lease of an episode, and twice that."""
@@ -124,9 +126,7 @@ def main() -> int:
             kept = Path(tempfile.mkdtemp(prefix="treadle-chaos-kept-"))
             shutil.copytree(Path(parent) / "run", kept, dirs_exist_ok=True)
             sys.stderr.write(f"kept in {kept}\n")
-    for measure in [Measure("seed", seed, "seed"), *measures]:
-        print(measure.line())
-    return 0 if all(measure.holds for measure in measures) else 1
+    return report([Measure("seed", seed, "seed"), *measures])
 
 
 if __name__ == "__main__":

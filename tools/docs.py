@@ -25,9 +25,10 @@ import yaml
 from documents import Block, Command, blocks, broken_links, commands
 from lines import distributions, lines_of_code, reading_path
 from pydantic import ValidationError
-from small_run import SERVICES, Measure
+from small_run import SERVICES
 
 from treadle_runtime.config import ServiceConfig
+from treadle_runtime.measures import Measure, report
 
 ROOT = Path(__file__).parent.parent
 METRICS = ROOT / "docs" / "metrics.md"
@@ -42,7 +43,8 @@ COVERED = {
     r"pytest .*": "Makefile",
     r"bash \.ci/run": ".ci/run",
     r"python tools/(lines|pants|docs|protos)\.py.*": "Makefile",
-    r"python services/experience/benches/(throughput|window)\.py.*": "Makefile",
+    r"python (services/.*/benches|tools)/(engine|throughput|window|step|overlap)\.py.*": "Makefile",
+    r"python tools/learning\.py .*": "docs/learning.json",
     r"python -m treadle_experience\.main .*": "services/experience/tests/test_main.py",
     r"python -m treadle_refit\.main .*": "services/refit/tests/test_main.py",
     r"python -m treadle_rollout\.main .*": "tests/e2e/test_train.py",
@@ -85,18 +87,17 @@ def main() -> int:
         wrong += unknown_keys(tree, texts[METRICS])
     for path, line, why in wrong:
         say(path, line, why)
-    measures = [
-        Measure("docs_documents", len(texts), "documents"),
-        Measure("docs_commands", len(found), "commands"),
-        Measure("docs_commands_run", ran, "commands", ">= 1"),
-        Measure("docs_commands_failed", failed, "commands", "== 0"),
-        Measure("docs_links_broken", len(broken), "links", "== 0"),
-        Measure("docs_statements_wrong", len(wrong), "statements", "== 0"),
-        Measure("docs_seconds", round(time.monotonic() - start, 1), "s"),
-    ]
-    for measure in measures:
-        print(measure.line())
-    return 0 if all(measure.holds for measure in measures) else 1
+    return report(
+        [
+            Measure("docs_documents", len(texts), "documents"),
+            Measure("docs_commands", len(found), "commands"),
+            Measure("docs_commands_run", ran, "commands", ">= 1"),
+            Measure("docs_commands_failed", failed, "commands", "== 0"),
+            Measure("docs_links_broken", len(broken), "links", "== 0"),
+            Measure("docs_statements_wrong", len(wrong), "statements", "== 0"),
+            Measure("docs_seconds", round(time.monotonic() - start, 1), "s"),
+        ]
+    )
 
 
 def documents() -> list[Path]:

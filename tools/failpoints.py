@@ -15,7 +15,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from small_run import Measure, RunFailedError, SmallRun, account
+from small_run import RunFailedError, SmallRun, account
+
+from treadle_runtime.measures import Measure, report
 
 _EXIT, _RAISE, _SLEEP = "exit:86", "raise", "sleep:2"
 _DEATHS = 4
@@ -122,19 +124,18 @@ def main() -> int:
                 sys.stderr.write(f"{error}\n")
                 measures = [Measure("ended", 0, "runs", "== 1")]
         found = [each.line() for each in measures if not each.holds]
-        sys.stderr.write("".join(f"does not hold: {line}\n" for line in found))
+        sys.stderr.write("".join(f"does not hold: {line}" for line in found))
         broken += found
-    totals = [
-        Measure("seed", seed, "seed"),
-        Measure("failpoints", len(names), "names", ">= 20"),
-        Measure("failures", sum(map(len, runs)), "failures"),
-        Measure("runs", len(runs), "runs"),
-        Measure("broken", len(broken), "measures", "== 0"),
-        Measure("seconds", round(time.monotonic() - began, 1), "s"),
-    ]
-    for measure in totals:
-        print(measure.line())
-    return 0 if all(measure.holds for measure in totals) else 1
+    return report(
+        [
+            Measure("seed", seed, "seed"),
+            Measure("failpoints", len(names), "names", ">= 20"),
+            Measure("failures", sum(map(len, runs)), "failures"),
+            Measure("runs", len(runs), "runs"),
+            Measure("broken", len(broken), "measures", "== 0"),
+            Measure("seconds", round(time.monotonic() - began, 1), "s"),
+        ]
+    )
 
 
 if __name__ == "__main__":

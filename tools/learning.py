@@ -19,20 +19,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from treadle_cli.rows import written
 from treadle_runtime.measures import Measure, report
 
 ROOT = Path(__file__).parent.parent
 UNCORRECTED = 'trainer.loss={name: "examples/calculator/uncorrected.py:Uncorrected"}'
 FAST = ("trainer.optimizer.learning_rate=1.0e-3",)
-LAGGING = (*FAST, "experience.max_lag=5", "trainer.publish_every=5")
-"""Parameters go to the engine every fifth step only: tokens are up to five steps old."""
+LAGGING = (*FAST, "experience.max_lag=10", "trainer.publish_every=10")
+"""Parameters go to the engine every tenth step only: tokens are up to ten steps old."""
 ARMS: dict[str, tuple[str, ...]] = {
     "demo": (),
     "no lag, no correction": (*FAST, "experience.max_lag=0", UNCORRECTED),
     "lag, no correction": (*LAGGING, UNCORRECTED),
     "lag, corrected": LAGGING,
 }
-KEPT = ("step", "reward", "entropy", "kl", "lag_mean", "train_s", "wait_s", "time")
+KEPT = ("step", "reward", "entropy", "kl", "lag_mean")
 
 
 def main() -> int:
@@ -89,17 +90,22 @@ def _run(arm: str, seed: int, cores: Sequence[int]) -> dict[str, Any]:
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
         )
-        metrics = Path(directory) / "run" / "metrics"
-        steps = [
-            {key: round(row[key], 5) for key in KEPT if key in row}
-            for row in _rows(metrics / "trainer.jsonl", "step")
-        ]
+        done = Path(directory) / "run"
+        rows = written(done, "trainer", "step")
         scores = [
             [row["evaluation"], row["step"], round(row["score"], 4)]
-            for row in _rows(metrics / "experience.jsonl", "evaluation")
+            for row in written(done, "experience", "evaluation")
         ]
     sys.stderr.write(f"{arm}, seed {seed}: {scores}\n")
-    return {"arm": arm, "seed": seed, "steps": steps, "scores": scores}
+    seconds = rows[-1]["time"] - rows[0]["time"] + rows[0]["train_s"]
+    steps = [{key: round(row[key], 3) for key in KEPT if key in row} for row in rows]
+    return {
+        "arm": arm,
+        "seed": seed,
+        "rl_seconds": round(seconds, 1),
+        "steps": steps,
+        "scores": scores,
+    }
 
 
 def measures(runs: list[dict[str, Any]]) -> Iterator[Measure]:
@@ -112,24 +118,18 @@ def measures(runs: list[dict[str, Any]]) -> Iterator[Measure]:
             goal = "none"
             if arm == "demo":
                 goal = ">= 0.93" if name == "greedy" else ">= 0.85"
-            label = f"{arm.replace(', ', '_').replace(' ', '_')}_heldout_{name}"
-            yield Measure(label, min(after), "share", goal, details)
-        seconds = [
-            each["steps"][-1]["time"] - each["steps"][0]["time"] + each["steps"][0]["train_s"]
-            for each in runs
-            if each["arm"] == arm
-        ]
-        yield Measure(f"{arm.split(',')[0]}_rl_seconds", statistics.median(seconds), "s")
+            yield Measure(f"{_word(arm)}_heldout_{name}", min(after), "share", goal, details)
+        seconds = [each["rl_seconds"] for each in runs if each["arm"] == arm]
+        yield Measure(f"{_word(arm)}_rl_seconds", statistics.median(seconds), "s")
+
+
+def _word(arm: str) -> str:
+    return arm.replace(",", "").replace(" ", "_")
 
 
 def _ends(scores: list[list[Any]], name: str) -> tuple[float, float]:
     of_set = sorted((step, score) for evaluation, step, score in scores if evaluation == name)
     return of_set[0][1], of_set[-1][1]
-
-
-def _rows(path: Path, name: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["name"] == name]
 
 
 def draw(runs: list[dict[str, Any]], picture: Path) -> None:

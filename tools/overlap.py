@@ -8,7 +8,6 @@ run from the first batch after the baseline to the last step.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -17,8 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from treadle_cli.rows import written
 from treadle_runtime.measures import Measure, report
 
 ROOT = Path(__file__).parent.parent
@@ -87,29 +86,22 @@ def _run(arm: str, options: argparse.Namespace) -> Run:
             cwd=ROOT,
             stdout=sys.stderr,
         )
-        return _measured(Path(directory) / "run" / "metrics")
+        return _measured(Path(directory) / "run")
 
 
-def _measured(metrics: Path) -> Run:
-    steps = _rows(metrics / "trainer.jsonl", "step")
+def _measured(directory: Path) -> Run:
+    steps = written(directory, "trainer", "step")
     first = steps[0]
     # The wait of the first step spans the scoring of the baseline, in either arm.
     claimed = first["time"] - first["publish_s"] - first["train_s"]
     seconds = steps[-1]["time"] - claimed
-    scores: dict[str, float] = {}
-    for row in _rows(metrics / "experience.jsonl", "evaluation"):
-        scores[row["evaluation"]] = row["score"]
+    scored = written(directory, "experience", "evaluation")
     return Run(
         seconds,
         sum(step["wait_s"] for step in steps[1:]) / seconds,
         statistics.fmean(step["lag_mean"] for step in steps),
-        scores,
+        {row["evaluation"]: row["score"] for row in scored},
     )
-
-
-def _rows(path: Path, name: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["name"] == name]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from grpc_tools import protoc
-from small_run import Measure
+
+from treadle_runtime.measures import Measure, report
 
 ROOT = Path(__file__).parent.parent
 ROOM = ROOT / ".venv-pants"
@@ -198,7 +199,7 @@ def main() -> int:
     start = time.monotonic()
     python = python39()
     if python is None:
-        print(Measure("pants_skipped", 1, "runs").line())
+        report([Measure("pants_skipped", 1, "runs")])
         print(
             "SKIPPED: Pants needs a CPython 3.9, and none is on PATH or in pyenv", file=sys.stderr
         )
@@ -225,20 +226,21 @@ def prove(start: float) -> int:
     targets = listed.read_text(encoding="utf-8").split()
     distributions = [target for target in targets if target.endswith(":dist")]
     passed = 0
-    for report in (ROOM / "dist" / "test" / "reports").glob("*.xml"):
-        for suite in ElementTree.parse(report).iter("testsuite"):  # noqa: S314, Pants wrote it
+    for found in (ROOM / "dist" / "test" / "reports").glob("*.xml"):
+        for suite in ElementTree.parse(found).iter("testsuite"):  # noqa: S314, Pants wrote it
             passed += int(suite.get("tests", 0)) - int(suite.get("skipped", 0))
     wheels = len(list((ROOM / "dist").glob("*.whl")))
-    measures = [
-        Measure("pants_targets", len(targets), "targets"),
-        Measure("pants_dependencies", len(followed.read_text(encoding="utf-8").split()), "targets"),
-        Measure("pants_tests_passed", passed, "tests", ">= 1"),
-        Measure("pants_packages", wheels, "wheels", f"== {len(distributions)}"),
-        Measure("pants_seconds", round(time.monotonic() - start, 1), "s"),
-    ]
-    for measure in measures:
-        print(measure.line(), flush=True)
-    return 0 if all(measure.holds for measure in measures) else 1
+    return report(
+        [
+            Measure("pants_targets", len(targets), "targets"),
+            Measure(
+                "pants_dependencies", len(followed.read_text(encoding="utf-8").split()), "targets"
+            ),
+            Measure("pants_tests_passed", passed, "tests", ">= 1"),
+            Measure("pants_packages", wheels, "wheels", f"== {len(distributions)}"),
+            Measure("pants_seconds", round(time.monotonic() - start, 1), "s"),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treadle_cli.rows import written
+from treadle_runtime.measures import Measure
+
 ROOT = Path(__file__).parent.parent
 SERVICES = ("experience", "rollout", "trainer", "refit")
 GROUP_SIZE = 4
@@ -39,33 +42,6 @@ _LOOK_S = 0.05
 
 class RunFailedError(RuntimeError):
     """The run did not do what it must; the message has the ends of its logs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One number of a proof; `goal` is `none`, or a sign and a bound."""
-
-    measure: str
-    value: float
-    unit: str
-    goal: str = "none"
-
-    @property
-    def holds(self) -> bool:
-        """Whether the goal is met."""
-        if self.goal == "none":
-            return True
-        sign, _, bound = self.goal.partition(" ")
-        return {
-            "==": self.value == float(bound),
-            ">=": self.value >= float(bound),
-            "<=": self.value <= float(bound),
-        }[sign]
-
-    def line(self) -> str:
-        """For stdout."""
-        row = {name: getattr(self, name) for name in ("measure", "value", "unit", "goal", "holds")}
-        return json.dumps(row)
 
 
 class SmallRun:
@@ -94,10 +70,7 @@ class SmallRun:
 
     def rows(self, service: str, name: str) -> list[dict[str, Any]]:
         """Rows of one kind of a service's metrics (`supervisor`: starts and deaths)."""
-        path = self.directory / "metrics" / f"{service}.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [row for row in rows if row["name"] == name]
+        return written(self.directory, service, name)
 
     def step(self) -> int:
         """Last step that the trainer finished."""

@@ -4,7 +4,6 @@ FROM_SCRATCH=1 makes the warm start anew first; RESUME=1 goes on with a run that
 Prints one JSON object a measure, and exits with 1 where one does not hold.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -12,13 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transcripts import Transcript, read_transcripts
 
+from treadle_cli.rows import written
 from treadle_runtime.files import LockHeldError, hold_lock
+from treadle_runtime.measures import NONE, Measure, report
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Path("runs/demo")
@@ -38,35 +37,6 @@ of 256 sums that neither the demonstrations nor RL ever held, the same before an
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One number and the bound that it has to keep."""
-
-    measure: str
-    value: float
-    unit: str
-    goal: str
-    """`<`, `<=`, `>=` and a number, or `none`."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the bound is kept."""
-        if self.goal == "none":
-            return True
-        sign = self.goal.rstrip("0123456789.")
-        bound = float(self.goal.removeprefix(sign))
-        return {
-            "<": self.value < bound,
-            "<=": self.value <= bound,
-            ">=": self.value >= bound,
-        }[sign]
-
-    def line(self) -> str:
-        """The measure as JSON."""
-        row = {"measure": self.measure, "value": round(self.value, 4), "unit": self.unit}
-        return json.dumps(row | {"goal": self.goal, "holds": self.holds})
-
-
 def main() -> int:
     began = float(os.environ.get("TREADLE_DEMO_START") or time.time())
     os.chdir(ROOT)  # the recipes' paths are relative to it
@@ -83,9 +53,7 @@ def main() -> int:
     if status := treadle("train", RL_RECIPE, f"run.dir={RUN}", f"run.model={policy}"):
         return status
     show()
-    measures = list(measure(began))
-    print(*(each.line() for each in measures), sep="\n")
-    return 0 if all(each.holds for each in measures) else 1
+    return report(measure(began))
 
 
 def remove(run: Path) -> None:
@@ -147,25 +115,19 @@ def verdict(transcript: Transcript) -> str:
 def measure(began: float) -> Iterator[Measure]:
     """The demo's measures, from the rows that experience and trainer wrote."""
     scores = {
-        (row["evaluation"], row["step"]): row["score"] for row in rows("experience", "evaluation")
+        (row["evaluation"], row["step"]): row["score"]
+        for row in written(RUN, "experience", "evaluation")
     }
-    steps = rows("trainer", "step")
+    steps = written(RUN, "trainer", "step")
     last = max(step for _, step in scores)
-    for name, before, after in (("greedy", "<0.1", ">=0.93"), ("sampled", "none", ">=0.85")):
+    for name, before, after in (("greedy", "< 0.1", ">= 0.93"), ("sampled", NONE, ">= 0.85")):
         yield Measure(f"heldout_{name}_before", scores[name, 0], "share", before)
         yield Measure(f"heldout_{name}_after", scores[name, last], "share", after)
     # The wait of the first step begins with its claim, and spans the scoring of the baseline.
     first = steps[0]
     claimed = first["time"] - first["publish_s"] - first["train_s"] - first["wait_s"]
-    yield Measure("rl_seconds", steps[-1]["time"] - claimed, "s", "<=90")
-    yield Measure("total_seconds", time.time() - began, "s", "<=480")
-
-
-def rows(service: str, name: str) -> list[dict[str, Any]]:
-    """Rows of one kind that a service wrote, in order."""
-    text = (RUN / "metrics" / f"{service}.jsonl").read_text(encoding="utf-8")
-    found = [json.loads(line) for line in text.splitlines()]
-    return [row for row in found if row["name"] == name]
+    yield Measure("rl_seconds", steps[-1]["time"] - claimed, "s", "<= 90")
+    yield Measure("total_seconds", time.time() - began, "s", "<= 480")
 
 
 if __name__ == "__main__":

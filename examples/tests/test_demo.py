@@ -16,24 +16,6 @@ def demo():
     return module
 
 
-@pytest.mark.parametrize(
-    ("goal", "value", "holds"),
-    [
-        pytest.param("<0.1", 0.09, True, id="below"),
-        pytest.param("<0.1", 0.1, False, id="not-below"),
-        pytest.param("<=90", 90.0, True, id="at-most"),
-        pytest.param("<=90", 90.1, False, id="more"),
-        pytest.param(">=0.93", 0.93, True, id="at-least"),
-        pytest.param(">=0.93", 0.92, False, id="less"),
-        pytest.param("none", 0.2, True, id="no-goal"),
-    ],
-)
-def test_a_measure_says_whether_its_goal_is_kept(demo, goal, value, holds) -> None:
-    row = json.loads(demo.Measure("accuracy", value, "share", goal).line())
-
-    assert row["holds"] is holds
-
-
 def test_rl_seconds_count_from_the_first_claim_to_the_last_step(demo, tmp_path, monkeypatch):
     (tmp_path / "metrics").mkdir()
     scores = [

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from treadle_cli.rows import written
+
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 240.0
 """A short run takes ten seconds where nobody else uses the two cores, and minutes where they do."""
@@ -60,10 +62,7 @@ class Run:
 
     def rows(self, service: str, name: str) -> list[dict[str, Any]]:
         """Rows of one kind that a service has written to its metrics."""
-        path = self.directory / "metrics" / f"{service}.jsonl"
-        text = path.read_text() if path.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [row for row in rows if row["name"] == name]
+        return written(self.directory, service, name)
 
     def wait_until(self, holds: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
         """Looks until something holds; fails when the command ends before, or time is up."""

@@ -28,12 +28,13 @@ def test_a_policy_is_scored_without_training_and_the_run_says_so(tmp_path: Path)
     told = treadle("status", str(tmp_path / "run"), "--json")
 
     assert scored.returncode == 0, scored.stderr
-    score = json.loads(scored.stdout)
-    assert (score["evaluation"], score["num_scored"], score["num_failed"]) == ("few", 12, 0)
-    assert 0 <= score["score"] <= 1
+    score, failed = map(json.loads, scored.stdout.splitlines())
+    assert (score["measure"], score["num_scored"]) == ("heldout_few", 12)
+    assert 0 <= score["value"] <= 1
     assert score["std_error"] >= 0
+    assert (failed["measure"], failed["value"], failed["holds"]) == ("heldout_few_failed", 0, True)
     assert "held-out few" in scored.stderr
     status = json.loads(told.stdout)
     assert (status["phase"], status["running"], status["step"]) == ("complete", False, 0)
-    assert status["scores"]["few"]["score"] == score["score"]
+    assert status["scores"]["few"]["score"] == pytest.approx(score["value"], abs=1e-4)
     assert status["warnings"] == []

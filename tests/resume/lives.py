@@ -1,6 +1,5 @@
 """The services of one run as bare processes, which die when told to and come back at once."""
 
-import json
 import os
 import random
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle_cli import compose
+from treadle_cli.rows import written
 from treadle_runtime.config import merge, parse_overrides, read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,10 +80,7 @@ class Lives:
 
     def rows(self, name: str = "step") -> list[dict[str, Any]]:
         """Rows of one kind that the trainer wrote, over all its lives."""
-        path = self.directory / "metrics" / "trainer.jsonl"
-        text = path.read_text() if path.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [row for row in rows if row["name"] == name]
+        return written(self.directory, "trainer", name)
 
     def logs(self) -> str:
         """The end of every service's log."""

@@ -7,13 +7,14 @@ and ends with 1 where one does not hold.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
 
 from equality import trained_again, unequal_lives, unequal_runs
 from lives import Lives, scripted, small
+
+from treadle_runtime.measures import Measure, report
 
 CALCULATOR = "recipes/calculator.yaml"
 SCRIPTED = "tests/resume/scripted.yaml"
@@ -47,23 +48,16 @@ def prove(directory: Path, kills: int, steps: int, seed: int) -> int:
     }
     for what, found in unequal.items():
         sys.stderr.write(f"{what}: unequal steps {found}\n" if found else f"{what}: equal\n")
-    held = [
-        _measure("kills", min(real.kills, killed.kills), "processes of each run", at_least=kills),
-        _measure("steps_trained_again", len(again), "steps", at_least=1),
-        _measure("batches_handed_back", len(whole.rows("handed_back")), "batches", at_least=1),
-        _measure("unequal_steps", len(set().union(*unequal.values())), "steps"),
-    ]
-    return 0 if all(held) else 1
-
-
-def _measure(name: str, value: int, unit: str, at_least: int | None = None) -> bool:
-    """Prints a measure whose goal is a least value, or else 0; whether it holds."""
-    holds = value == 0 if at_least is None else value >= at_least
-    goal = 0 if at_least is None else f">= {at_least}"
-    line = {"measure": name, "value": value, "unit": unit, "goal": goal, "holds": holds}
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
-    return holds
+    least_kills = min(real.kills, killed.kills)
+    num_unequal = len(set().union(*unequal.values()))
+    return report(
+        [
+            Measure("kills", least_kills, "processes of each run", f">= {kills}"),
+            Measure("steps_trained_again", len(again), "steps", ">= 1"),
+            Measure("batches_handed_back", len(whole.rows("handed_back")), "batches", ">= 1"),
+            Measure("unequal_steps", num_unequal, "steps", "== 0"),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -87,6 +87,21 @@ def test_a_run_directory_keeps_its_recipe_but_for_what_is_allowed(recipe: dict[s
     compose.compose(recipe, allowed_changes=("experience.steps",))
 
 
+def test_a_run_that_never_began_takes_another_recipe(recipe: dict[str, Any]) -> None:
+    plan = compose.compose(recipe)
+    compose.write(plan, recipe)
+    (plan.directory / "lock").touch()
+    recipe["rollout"]["max_turns"] = 3
+
+    assert compose.compose(recipe).services["rollout"]["max_turns"] == 3
+
+
+def test_a_recipe_of_sft_is_known_for_one(recipe: dict[str, Any]) -> None:
+    told = problems({"model": {}, "demonstrations": {"name": "x"}, "output": "policy"})
+
+    assert told == "demonstrations: this is a recipe of `treadle sft`, not of a run"
+
+
 def test_every_problem_of_every_service_is_told_at_once(recipe: dict[str, Any]) -> None:
     recipe["experiense"] = {}
     recipe["run"]["model"] = "no/such/folder"
@@ -126,6 +141,13 @@ def test_the_record_of_a_run_is_plain_json(recipe: dict[str, Any], tmp_path: Pat
     compose.write(compose.compose(recipe), recipe)
 
     assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"] == recipe
+
+
+def test_a_record_that_is_torn_is_told(recipe: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{")
+
+    assert f"as `treadle train` makes it, got {tmp_path / 'run'}" in problems(recipe)
 
 
 def test_a_run_may_be_given_its_id(recipe: dict[str, Any]) -> None:

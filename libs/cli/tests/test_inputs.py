@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +7,10 @@ import pytest
 from treadle_cli import inputs
 
 TASKS = '{"prompt": "1+1"}\n'
+GRADERS = """
+def text(answer, task): return "1"
+def raises(answer, task): return {}[0]
+"""
 CODE = """
 class Broken:
     def read(self, cursor): raise RuntimeError("no connection")
@@ -18,7 +23,7 @@ def told(tmp_path: Path, source: dict[str, Any], **experience: Any) -> str:
     """What is wrong with a run that reads this source."""
     for name in ("tokenizer.json", "model.safetensors"):
         (tmp_path / name).touch()
-    return "\n".join(inputs.check(tmp_path, {"source": source, **experience}))
+    return "\n".join(inputs.check(tmp_path, {"experience": {"source": source, **experience}}))
 
 
 def file(tmp_path: Path, text: str) -> dict[str, str]:
@@ -58,11 +63,33 @@ def test_sources_of_an_evaluation_are_named(tmp_path: Path) -> None:
     assert found.startswith("experience.evaluation.sets.held-out.source.path: expected a file")
 
 
+@pytest.mark.parametrize(
+    ("grader", "task", "expected"),
+    [
+        pytest.param("exact", '{"prompt": "1", "answer": 1}', "", id="right"),
+        pytest.param("exakt", '{"prompt": "1"}', "rollout.agent: .*did you mean exact", id="name"),
+        pytest.param("exact", '{"prompt": "1"}', "rollout.agent, .*: .*answer", id="no-answer"),
+        pytest.param("exact", '{"question": "1"}', "messages, or prompt as text", id="no-prompt"),
+        pytest.param("FILE:text", '{"prompt": "1"}', "expected a number .* got str", id="text"),
+        pytest.param("FILE:raises", '{"prompt": "1"}', r"KeyError: 0 \(own.py:3\)", id="raises"),
+    ],
+)
+def test_a_grader_is_tried(tmp_path: Path, grader: str, task: str, expected: str) -> None:
+    (tmp_path / "own.py").write_text(GRADERS)
+    policy = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
+    agent = {"name": "grader", "grader": grader.replace("FILE", f"{tmp_path}/own.py")}
+    source = file(tmp_path, task + "\n")
+
+    found = inputs.check(policy, {"experience": {"source": source}, "rollout": {"agent": agent}})
+
+    assert re.search(expected, "".join(found)) if expected else not found
+
+
 @pytest.mark.parametrize("missing", ["tokenizer.json", "*.safetensors"])
 def test_a_folder_that_is_no_whole_policy_is_told(tmp_path: Path, missing: str) -> None:
     source = file(tmp_path, TASKS)
     told(tmp_path, source)
     next(tmp_path.glob(missing)).unlink()
-    (found,) = inputs.check(tmp_path, {"source": source})
+    (found,) = inputs.check(tmp_path, {"experience": {"source": source}})
     assert missing in found
     assert "save_pretrained" in found

@@ -248,13 +248,13 @@ def test_a_run_that_has_no_rows_yet_has_a_report(tmp_path) -> None:
 
 def test_a_directory_without_a_run_is_refused_by_name(tmp_path, capsys) -> None:
     assert command.main([str(tmp_path)]) == command.UNREADABLE
-    assert f"{tmp_path / 'run.json'}: no such file" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(f"as `treadle train` makes it, got {tmp_path}\n")
 
 
 def test_a_report_that_fails_is_told_and_ends_nothing(tmp_path, caplog) -> None:
     train._report(tmp_path)
 
-    assert "no report: FileNotFoundError" in caplog.text
+    assert "no report: InvalidFieldError" in caplog.text
 
 
 def test_every_colour_stands_out_from_its_background() -> None:

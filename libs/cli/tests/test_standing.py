@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from treadle_cli.standing import Standing
+from treadle_cli.standing import HOPELESS, Standing
 
 
 def start(service: str, time: float, restarts: int = 0) -> tuple[str, dict[str, Any]]:
@@ -114,6 +114,39 @@ def test_what_a_person_should_know_is_a_warning(row: tuple[str, Any], said: str)
     standing = standing_of((row[0], {"time": 1.0, **row[1]}))
 
     assert list(standing.warnings().values()) == [said]
+
+
+def test_a_failure_is_told_with_its_reason() -> None:
+    failure = ("rollout", {"time": 1, "name": "failure", "message": "KeyError: {x}\n  a.py:3"})
+    counts = ("experience", {"time": 2, "name": "counts", "failures_environment": 1})
+
+    (said,) = standing_of(failure, counts).warnings().values()
+
+    assert said.startswith("failed attempts: 1 environment, the newest with: KeyError: {x};")
+
+
+def test_a_step_without_any_reward_is_a_warning() -> None:
+    number, row = step(1, 2)
+    del row["reward"]
+
+    (said,) = standing_of((number, row | {"num_episodes": 8})).warnings().values()
+
+    assert said == "8 episodes, and none has a reward: nothing is learnt"
+
+
+@pytest.mark.parametrize(
+    ("failed", "completed", "trained", "is_hopeless"),
+    [(HOPELESS, 0, 0, True), (HOPELESS - 1, 0, 0, False), (999, 1, 0, False), (999, 0, 1, False)],
+)
+def test_a_run_is_hopeless_where_all_attempts_fail_in_the_agent(
+    failed: int, completed: int, trained: int, is_hopeless: bool
+) -> None:
+    counts = {"attempts_failed_environment": failed, "attempts_completed": completed}
+    row = {"time": 1, "name": "rollout", "up_s": 2, "waited_s": 0} | counts
+
+    standing = standing_of(("rollout", row), *[step(1, 2)][:trained])
+
+    assert standing.is_hopeless is is_hopeless
 
 
 def test_a_batch_ends_the_warning_that_there_is_none() -> None:

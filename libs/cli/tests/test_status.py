@@ -107,7 +107,17 @@ def test_text_and_json_say_the_same_of_a_run_without_rows(
     assert "not started" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [None, "{"], ids=["none", "torn"])
+def test_a_run_that_does_not_say_where_it_was_started_goes_on_here(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = json.loads((run / "run.json").read_text())
+    del kept["started_in"]
+    (run / "run.json").write_text(json.dumps(kept))
+
+    assert said(capsys, str(run))["next"].startswith("Go on with: treadle train ")
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}"], ids=["none", "torn", "list", "empty"])
 def test_a_directory_that_is_no_run_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:

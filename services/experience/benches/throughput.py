@@ -1,14 +1,14 @@
 """How many episodes a second the ledger serves, and what one costs it.
 
 Starts the service as its own process on a SQLite ledger and drives whole steps through it over a
-unix socket: lease, complete (inline payloads), claim, report, commit. Prints one JSON line.
+unix socket: lease, complete (inline payloads), claim, report, commit. Prints one JSON object
+a measure.
 
     python services/experience/benches/throughput.py --steps 40 --rate 130
 """
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -28,6 +28,7 @@ from treadle_core.episodes import Segment
 from treadle_payloads.codec import encode_payload
 from treadle_payloads.store import PayloadReference
 from treadle_runtime.channel import call, connect
+from treadle_runtime.measures import Measure, report
 
 RUN = "benchmark"
 TASKS_PER_STEP, GROUP_SIZE, LANES = 16, 8, 32
@@ -186,7 +187,8 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def main(args: argparse.Namespace) -> None:
+async def measure(args: argparse.Namespace) -> list[Measure]:
+    """Starts the service and drives it."""
     steps: int = args.steps
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="treadle")))
@@ -207,16 +209,14 @@ async def main(args: argparse.Namespace) -> None:
             await service.wait()
     episodes = steps * TASKS_PER_STEP * GROUP_SIZE
     latencies = np.array(driver.latencies) * 1e3
-    row = {
-        "episodes": episodes,
-        "payload_bytes": len(payload),
-        "episodes_per_s": round(episodes / wall_s, 1),
-        "cpu_ms_per_episode": round(1e3 * cpu_s / episodes, 3),
-        "cores": round(cpu_s / wall_s, 3),
-        "complete_ms_p50": round(float(np.percentile(latencies, 50)), 1),
-        "complete_ms_p99": round(float(np.percentile(latencies, 99)), 1),
-    }
-    sys.stdout.write(json.dumps(row) + "\n")
+    details = {"episodes": episodes, "payload_bytes": len(payload), "rate": args.rate}
+    return [
+        Measure("ledger_episodes_per_s", episodes / wall_s, "episodes/s", details=details),
+        Measure("ledger_cpu_ms_per_episode", 1e3 * cpu_s / episodes, "ms"),
+        Measure("ledger_cores", cpu_s / wall_s, "cores"),
+        Measure("ledger_complete_ms_p50", float(np.percentile(latencies, 50)), "ms"),
+        Measure("ledger_complete_ms_p99", float(np.percentile(latencies, 99)), "ms"),
+    ]
 
 
 if __name__ == "__main__":
@@ -225,4 +225,4 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=0.0, help="episodes a second; 0: no limit")
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--most", type=int, default=1, help="tickets that one call leases")
-    asyncio.run(main(parser.parse_args()))
+    raise SystemExit(report(asyncio.run(measure(parser.parse_args()))))

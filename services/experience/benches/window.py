@@ -14,7 +14,6 @@ import functools
 import hashlib
 import heapq
 import itertools
-import json
 import math
 import random
 import sys
@@ -29,6 +28,7 @@ from treadle_experience.core.rules import Rules
 from treadle_experience.core.run import TRAINING, Run
 from treadle_experience.core.state import Result, training_task_id
 from treadle_experience.core.tickets import Attempt
+from treadle_runtime.measures import Measure, report
 
 LAG_GOAL, SPEED_GOAL, SAVING = 0.7, 0.97, 0.6
 REPLICAS = 4
@@ -273,14 +273,12 @@ def main() -> int:
     found = [ratios(load, seeds) for load in KNOWN + HELD_OUT]
     lag = max(lag for lag, _, counts in found if counts)
     speed = min(speed for _, speed, _ in found)
-    rows = [
-        ("adaptive_lag_over_fixed", lag, LAG_GOAL, lag <= LAG_GOAL),
-        ("adaptive_speed_over_fixed", speed, SPEED_GOAL, speed >= SPEED_GOAL),
-    ]
-    for name, value, goal, holds in rows:
-        row = {"measure": name, "value": round(value, 4), "unit": "ratio"}
-        sys.stdout.write(json.dumps(row | {"goal": goal, "holds": holds}) + "\n")
-    return 0 if all(row[3] for row in rows) else 1
+    return report(
+        [
+            Measure("adaptive_lag_over_fixed", lag, "ratio", f"<= {LAG_GOAL}"),
+            Measure("adaptive_speed_over_fixed", speed, "ratio", f">= {SPEED_GOAL}"),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_nothing_is_opened_that_no_remaining_step_can_take(make_world) -> None:
     assert {t.task_id for t in world.lease(1)} == {"t000001", "t000002"}
 
 
-@pytest.mark.parametrize("version", [0, 2, 7])
+@pytest.mark.parametrize("version", [2, 7])
 def test_a_version_that_is_not_committed_gets_nothing(make_world, version) -> None:
     world = make_world().start()
 

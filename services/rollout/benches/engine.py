@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
+from treadle_agents.record import Generated
 from treadle_core.tickets import Sampling
 from treadle_rollout.adapters.transformers_engine.engine import TransformersEngine
-from treadle_rollout.ports import Generation, GenerationRequest
+from treadle_rollout.ports import GenerationRequest
 from treadle_runtime.measures import NONE, Measure, report
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -106,11 +107,11 @@ async def _measure(size: str, folder: Path, options: argparse.Namespace) -> Meas
 
 async def _episodes(
     engine: TransformersEngine, clock: Callable[[], float], seed: int
-) -> tuple[float, list[tuple[NDArray[np.int32], Generation]]]:
+) -> tuple[float, list[tuple[NDArray[np.int32], Generated]]]:
     """Sampled tokens a second of sessions of several turns, and one session's turns."""
     rng = np.random.default_rng(seed)
     vocabulary = 32
-    kept: list[tuple[NDArray[np.int32], Generation]] = []
+    kept: list[tuple[NDArray[np.int32], Generated]] = []
 
     async def session(name: str) -> int:
         sampled = 0
@@ -166,7 +167,7 @@ def _bare(model: Any, clock: Callable[[], float]) -> float:
 
 
 @torch.inference_mode()
-def _check(model: Any, turns: list[tuple[NDArray[np.int32], Generation]], tolerance: float) -> None:
+def _check(model: Any, turns: list[tuple[NDArray[np.int32], Generated]], tolerance: float) -> None:
     """Fails the run unless the recorded log-probabilities are those of a fresh forward."""
     for prompt, turn in turns:
         ids = torch.from_numpy(np.concatenate([prompt, turn.token_ids])).long().to(model.device)

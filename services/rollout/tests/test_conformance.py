@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from treadle_agents.record import Generated
 from treadle_rollout import conformance
 from treadle_rollout.adapters.scripted import ScriptedEngine
 from treadle_rollout.conformance.__main__ import examine, main, measures
 from treadle_rollout.conformance.tables import Tables
-from treadle_rollout.ports import Generation, GenerationRequest
+from treadle_rollout.ports import GenerationRequest
 
 
 def test_the_command_says_what_it_ran_and_what_did_not_apply(
@@ -21,7 +22,7 @@ def test_the_command_says_what_it_ran_and_what_did_not_apply(
         "measure": "conformance_failures",
         "value": 0,
         "unit": "checks",
-        "goal": 0,
+        "goal": "== 0",
         "holds": True,
         "names": {},
     }
@@ -35,7 +36,7 @@ def test_the_command_says_what_it_ran_and_what_did_not_apply(
 class Liar(ScriptedEngine):
     """Breaks promises about numbers, versions and stops, one each."""
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generated:
         made = await super().generate(request)
         made.logprobs[:] += 0.01
         return made
@@ -67,4 +68,4 @@ async def test_broken_promises_are_found_each_by_its_check() -> None:
         "versions_never_go_back",
     }
     assert "a_seed_fixes_what_is_sampled" in findings.passed
-    assert not measures(findings)[-1]["holds"]
+    assert not measures(findings)[-1].holds

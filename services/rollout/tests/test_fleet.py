@@ -174,7 +174,14 @@ async def test_an_engine_outlives_refit_but_not_a_trainer_of_another_model() -> 
     ]
     refit, done = Away(), asyncio.Event()
     receiver = SharedMemory().receiver()
-    fleet = Fleet(ScriptedEngine(vocabulary=4), refit, receiver, leaving=asyncio.Event(), done=done)
+    fleet = Fleet(
+        ScriptedEngine(vocabulary=4),
+        refit,
+        receiver,
+        leaving=asyncio.Event(),
+        done=done,
+        tracker=Rows(),
+    )
     with pytest.raises(RemoteError, match="no such tensor"):
         await fleet.run()
     assert len(refit.heard) == 3
@@ -191,7 +198,14 @@ async def test_a_long_load_is_no_silence(order: Callable[..., LoadOrder], monkey
 
     refit, done = MemoryRefit(), asyncio.Event()
     refit.give(order(1))
-    fleet = Fleet(ScriptedEngine(vocabulary=4), refit, Slow(), leaving=asyncio.Event(), done=done)
+    fleet = Fleet(
+        ScriptedEngine(vocabulary=4),
+        refit,
+        Slow(),
+        leaving=asyncio.Event(),
+        done=done,
+        tracker=Rows(),
+    )
     task = asyncio.create_task(fleet.run())
     async with asyncio.timeout(20):
         while len(refit.heard) < 4:  # noqa: ASYNC110, several calls, and no event for them

@@ -21,6 +21,7 @@ def right(answer, task): return 1.0
 def raises(answer, task): raise ValueError("no such answer")
 def text(answer, task): return "1"
 def nan(answer, task): return float("nan")
+def nothing(answer, task): answer == "1"
 number = 3
 """
 
@@ -78,6 +79,7 @@ async def test_a_function_in_a_file_is_a_grader(graders: str) -> None:
     [
         ("raises", "ValueError: no such answer"),
         ("text", r"agent\.result\.reward"),
+        ("nothing", "got None; is a return missing"),
         ("nan", r"agent\.result\.reward: expected a number in .*nan"),
     ],
 )
@@ -85,6 +87,12 @@ async def test_a_grader_that_fails_is_never_a_reward(graders: str, grader, told)
     with pytest.raises(EpisodeError, match=told) as failed:
         await outcome(TASK, grader=f"{graders}:{grader}")
     assert failed.value.failure_class is FailureClass.ENVIRONMENT
+
+
+def test_a_grader_is_tried_on_an_answer_of_nothing(graders: str) -> None:
+    graded(grader="exact").check(TASK)
+    with pytest.raises(EpisodeError, match=r"agent\.result\.reward"):
+        graded(grader=f"{graders}:text").check(TASK)
 
 
 async def test_a_task_without_a_prompt_says_what_it_has() -> None:

@@ -14,17 +14,17 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from treadle_agents.record import Generated
 from treadle_core.episodes import FailureClass, Segment, Termination
 from treadle_core.errors import Kind
 from treadle_core.tickets import Sampling, Ticket
 from treadle_payloads.codec import decode_payload
 from treadle_payloads.files import FileStore
-from treadle_payloads.store import PayloadReference
 from treadle_rollout.adapters.memory_experience import MemoryExperience
 from treadle_rollout.adapters.scripted import ScriptedEngine
 from treadle_rollout.attempts import AttemptRunner, AttemptSettings
 from treadle_rollout.core.replica import ReplicaState
-from treadle_rollout.ports import Attempt, Generation, GenerationRequest, Result
+from treadle_rollout.ports import Attempt, GenerationRequest, Result
 from treadle_rollout.replica import Replica, ReplicaSettings
 from treadle_runtime.errors import PEER_AWAY, RemoteError
 
@@ -54,10 +54,7 @@ class Rig:
         return segment
 
     def bytes_of(self, result: Result) -> bytes:
-        payload = result.payload
-        if payload.inline is not None:
-            return payload.inline
-        return self.store.get(PayloadReference(payload.sha256, payload.size))
+        return self.store.get(result.payload) if result.inline is None else result.inline
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -346,7 +343,7 @@ async def test_payloads_beyond_the_inline_limit_go_to_the_store(
     async with rig([ticket(sampling=Sampling(max_tokens=6000))], engine) as r:
         await r.replica.run()
     result = r.experience.results["e"]
-    assert result.payload.inline is None
+    assert result.inline is None
     assert result.payload.size > 65536
     assert r.segment().num_trained == 3 * 5001
 
@@ -373,7 +370,7 @@ async def test_episodes_that_did_nothing_wrong_are_handed_back_when_their_worker
     class SlowOnce(ScriptedEngine):
         """Samples nothing for first attempts; the bad agent comes when all others wait."""
 
-        async def generate(self, request: GenerationRequest) -> Generation:
+        async def generate(self, request: GenerationRequest) -> Generated:
             if request.session in ("e0-1", "e1-1", "e2-1"):
                 waiting.add(request.session)
                 await asyncio.sleep(FOR_EVER)
@@ -426,7 +423,7 @@ async def test_workers_that_are_killed_again_and_again_lose_no_ticket(
     class Killing(ScriptedEngine):
         """Kills the worker whose agent asks for a turn: 30 turns later it is another one."""
 
-        async def generate(self, request: GenerationRequest) -> Generation:
+        async def generate(self, request: GenerationRequest) -> Generated:
             asked.append(request.session)
             if len(asked) in (30, 60, 90):
                 os.kill(pool._workers[0]._process.pid, signal.SIGKILL)

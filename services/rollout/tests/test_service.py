@@ -27,9 +27,10 @@ from treadle.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from treadle_core.episodes import FailureClass, Termination
 from treadle_core.tickets import Sampling, Ticket
 from treadle_payloads.codec import decode_payload
+from treadle_payloads.store import PayloadReference
 from treadle_rollout import wire
 from treadle_rollout.adapters.memory_experience import MemoryExperience
-from treadle_rollout.ports import Failure, Payload, Result
+from treadle_rollout.ports import Failure, Result
 from treadle_runtime.channel import connect
 from treadle_runtime.interceptors import CallInterceptor
 from treadle_weights.layouts import whole
@@ -134,9 +135,8 @@ def result_from_wire(message: Any) -> Result:
         num_tokens=message.num_tokens,
         num_trained=message.num_trained,
         versions=tuple(message.versions),
-        payload=Payload(
-            payload.sha256, payload.size, payload.inline if payload.HasField("inline") else None
-        ),
+        payload=PayloadReference(payload.sha256, payload.size),
+        inline=payload.inline if payload.HasField("inline") else None,
         metrics=dict(message.metrics),
         turn_rewards=tuple(message.turn_rewards),
         traceparent=message.traceparent,
@@ -214,7 +214,7 @@ async def test_a_replica_loads_a_version_runs_all_tickets_and_ends(
     assert {r.reward for r in w.experience.results.values()} == {2.0}
     assert len(w.experience.results) == 20
     for result in w.experience.results.values():
-        (segment,) = decode_payload(result.payload.inline)
+        (segment,) = decode_payload(result.inline)
         assert (segment.num_tokens, segment.num_trained) == (result.num_tokens, result.num_trained)
         assert result.versions == (1,)
         assert len(result.traceparent) == 55

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from treadle_agents.loop import Outcome
-from treadle_core.episodes import Segment, Termination
+from treadle_core.episodes import FailureClass, Segment, Termination
 from treadle_core.tickets import Ticket
+from treadle_rollout.ports import Attempt, Failure
 from treadle_rollout.transcripts import EVERY_S, LONGEST, Transcripts, shortened
 
 OUTCOME = Outcome(0.5, Termination.FINISHED, {}, ())
@@ -50,6 +51,19 @@ def test_the_first_episode_and_then_one_a_while(ticket: Callable[..., Ticket]) -
             "reward": 0.5,
         },
     )
+
+
+def test_the_first_failure_and_then_one_a_while() -> None:
+    rows, now = Rows(), [100.0]
+    transcripts = Transcripts(spell, rows, clock=lambda: now[0])
+
+    for name, time in (("a", 0.0), ("b", EVERY_S - 0.1), ("c", EVERY_S)):
+        now[0] = 100.0 + time
+        failure = Failure(FailureClass.ENVIRONMENT, "KeyError: 'x'")
+        transcripts.note_failure(Attempt(name, 2), failure)
+
+    said = {"attempt": 2, "class": "environment", "message": "KeyError: 'x'"}
+    assert rows == [("failure", {"episode_id": name} | said) for name in ("a", "c")]
 
 
 def test_a_reward_that_there_is_not_is_absent(ticket: Callable[..., Ticket]) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from treadle_agents.record import Generated
 from treadle_core.tickets import Sampling
 from treadle_rollout.adapters.transformers_engine.acceptance import accept
 from treadle_rollout.adapters.transformers_engine.batch import KEY_STEP, plan
@@ -14,7 +15,7 @@ from treadle_rollout.adapters.transformers_engine.decoder import Decoder
 from treadle_rollout.adapters.transformers_engine.policy import Policy
 from treadle_rollout.adapters.transformers_engine.sampling import sample
 from treadle_rollout.adapters.transformers_engine.slots import Slots
-from treadle_rollout.ports import FinishReason, Generation, GenerationRequest
+from treadle_rollout.ports import GenerationRequest
 
 CONTEXT = 64
 
@@ -196,6 +197,6 @@ def test_keys_of_broken_weights_do_not_outlive_their_replacement(tmp_path: Path)
         ended += decoder.step()
     assert len(ended) == 2
     for _, turn in ended:
-        assert isinstance(turn, Generation)
-        assert turn.finish is FinishReason.LENGTH
+        assert isinstance(turn, Generated)
+        assert turn.length
         assert np.isfinite(turn.logprobs).all()

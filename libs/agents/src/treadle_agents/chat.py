@@ -6,10 +6,11 @@ Needs Jinja2 (`pip install "treadle-agents[chat]"`), and neither torch nor trans
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -30,21 +31,7 @@ class Chat:
 
         Raises InvalidFieldError when there is none, or none that can be parsed.
         """
-        config = _json(model / "tokenizer_config.json")
-        self._names = {
-            name: _text(config[name])
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if config.get(name) is not None
-        }
-        self._ends = _ends(model, self._names)
-        try:
-            self._template = _environment().from_string(
-                _source(model, config), {"raise_exception": _refuse, "strftime_now": _now}
-            )
-        except TemplateError as error:
-            raise InvalidFieldError(
-                "run.model", limit="a chat template in Jinja", value=f"{error} in {model}"
-            ) from error
+        self._names, self._ends, self._template = _read(model)
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The text of a conversation, up to where the policy speaks."""
@@ -76,6 +63,26 @@ class Chat:
             add_generation_prompt=True,
             **self._names,
         )
+
+
+@cache  # every episode may ask, and a tokenizer is megabytes
+def _read(model: Path) -> tuple[dict[str, str], list[str], Template]:
+    """Special tokens by name, those that end a turn, and the template."""
+    config = _json(model / "tokenizer_config.json")
+    names = {
+        name: _text(config[name])
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if config.get(name) is not None
+    }
+    try:
+        template = _environment().from_string(
+            _source(model, config), {"raise_exception": _refuse, "strftime_now": _now}
+        )
+    except TemplateError as error:
+        raise InvalidFieldError(
+            "run.model", limit="a chat template in Jinja", value=f"{error} in {model}"
+        ) from error
+    return names, _ends(model, names), template
 
 
 def _source(model: Path, config: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def check_sum(rewards: float) -> float:
     return _number("agent.result.reward, summed", rewards)
 
 
-def check_metrics(metrics: Mapping[str, float]) -> None:
+def check_metrics(metrics: Mapping[Any, Any]) -> None:
     """Refuses more metrics than an episode may have."""
     if len(metrics) > MAX_METRICS:
         raise _wrong("agent.result.metrics", f"at most {MAX_METRICS} names", str(len(metrics)))
@@ -65,8 +65,7 @@ def _metrics(value: object) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise _wrong("agent.result.metrics", "a mapping of names to numbers", type(value).__name__)
     metrics = cast("Mapping[object, object]", value)
-    if len(metrics) > MAX_METRICS:
-        raise _wrong("agent.result.metrics", f"at most {MAX_METRICS} names", str(len(metrics)))
+    check_metrics(metrics)
     checked: dict[str, float] = {}
     for name, number in metrics.items():
         if not isinstance(name, str) or not 0 < len(name) <= MAX_METRIC_NAME:

@@ -31,7 +31,7 @@ class Generated:
     context_version: NDArray[np.int32]
     """Oldest version whose cached keys each token attended to, [N]."""
     length: bool
-    """`max_tokens` or the context ended the turn, not a stop token."""
+    """`max_tokens` or the context ended the turn. Else a stop token did, which is the last one."""
 
 
 Generate = Callable[[NDArray[np.int32], Sampling], Awaitable[Generated]]
@@ -71,11 +71,6 @@ class Recorder:
         self._generated.append(sampled)
         self._ids = np.concatenate([prompt, sampled.token_ids])
         return sampled
-
-    @property
-    def num_sampled(self) -> int:
-        """Tokens sampled so far."""
-        return sum(turn.token_ids.size for turn in self._generated)
 
     def segments(self, *, trainable: bool) -> tuple[Segment, ...]:
         """The session as one segment; none before the first turn.

@@ -11,8 +11,10 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
+from treadle_cli import record
 from treadle_cli.conflicts import conflicts
-from treadle_runtime.config import Config, RunId, RunTracker, ServiceConfig, problems
+from treadle_core.errors import InvalidFieldError
+from treadle_runtime.config import RunId, RunSettings, ServiceConfig, problems
 from treadle_runtime.files import write_durably
 from treadle_runtime.spelling import did_you_mean
 from treadle_runtime.supervisor import HUNG_S
@@ -27,15 +29,11 @@ _SOCKET_PATH_LIMIT = 90
 """A unix socket's path may hold 107 bytes; the lock beside it needs a few more."""
 
 
-class RunSection(Config):
-    """The `run` section of a recipe: RunConfig, whose id each run is given unless it is set."""
+class RunSection(RunSettings):
+    """The `run` section of a recipe."""
 
     id: RunId | None = None
-    dir: Path
-    model: Path
-    seed: int = 0
-    otlp_endpoint: str = ""
-    trackers: tuple[RunTracker, ...] = ()
+    """Each run is given one unless it is set."""
     hung_s: float = Field(default=HUNG_S, ge=5, allow_inf_nan=False)
     """Seconds for which a service that has served may be silent; then it is killed and started
     again."""
@@ -74,11 +72,13 @@ def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) ->
     """Validates the whole recipe and gives each service its part, addresses included.
 
     A run directory that holds a run keeps its id; the recipe must then be that run's, but for
-    the keys in `allowed_changes`.
+    the keys in `allowed_changes`, unless that run never began.
 
     Raises:
         RecipeError: with every problem found.
     """
+    if "demonstrations" in recipe:
+        raise RecipeError(["demonstrations: this is a recipe of `treadle sft`, not of a run"])
     found = _unknown_sections(recipe)
     try:
         section = RunSection.model_validate(recipe.get("run", {}))
@@ -89,7 +89,8 @@ def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) ->
         found.append(
             f"run.model: no Hugging Face folder at {section.model}; `treadle sft` makes one"
         )
-    run_id = _run_id(section)
+    recorded = _recorded(section.dir)
+    run_id = recorded["id"] if recorded else section.id or f"run-{uuid.uuid4().hex[:12]}"
     run = section.model_dump(mode="json", exclude={"hung_s"}) | {"id": run_id}
     services: dict[str, dict[str, Any]] = {}
     models: dict[str, BaseModel] = {}
@@ -105,7 +106,10 @@ def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) ->
         except ValidationError as error:
             found += problems(error, schema, prefix=name)
     found += conflicts(models)
-    found += _changes(section, recipe, allowed_changes)
+    if recorded and not found and _has_begun(section.dir):
+        found += _other_keys(section.dir, recorded, recipe, allowed_changes)
+        if "run.model" not in allowed_changes:
+            found += _other_files(section, recorded.get("model", {}))
     if found:
         raise RecipeError(found)
     model = _fingerprint(section.model)
@@ -116,13 +120,13 @@ def write(plan: Plan, recipe: dict[str, Any]) -> dict[str, Path]:
     """Lays out the run directory; returns the configuration file of each service."""
     for part in ("config", "logs", "metrics"):
         (plan.directory / part).mkdir(parents=True, exist_ok=True)
-    record = {
+    kept = {
         "id": plan.run_id,
         "recipe": recipe,
         "model": plan.model,
         "started_in": str(Path.cwd()),
     }
-    write_durably(plan.directory / "run.json", json.dumps(record, indent=2).encode())
+    write_durably(plan.directory / record.FILE_NAME, json.dumps(kept, indent=2).encode())
     write_durably(plan.directory / RECIPE, yaml.safe_dump(recipe, sort_keys=False).encode())
     paths: dict[str, Path] = {}
     for name, values in plan.services.items():
@@ -165,14 +169,19 @@ def _address(directory: Path, name: str) -> str:
     return f"unix:{path}"
 
 
-def _run_id(section: RunSection) -> str:
-    recorded = _record(section.dir)
-    return recorded["id"] if recorded else section.id or f"run-{uuid.uuid4().hex[:12]}"
+def _recorded(directory: Path) -> dict[str, Any] | None:
+    """None where no run lies. Raises RecipeError where its record is torn."""
+    if not (directory / record.FILE_NAME).is_file():
+        return None
+    try:
+        return record.read(directory)
+    except InvalidFieldError as error:
+        raise RecipeError([f"run.dir: {error}"]) from error
 
 
-def _record(directory: Path) -> dict[str, Any] | None:
-    path = directory / "run.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _has_begun(directory: Path) -> bool:
+    """False for a run that was started and ended before it had made its first checkpoint."""
+    return not (directory / "lock").is_file() or (directory / "checkpoints").is_dir()
 
 
 def _fingerprint(model: Path) -> dict[str, str]:
@@ -181,17 +190,6 @@ def _fingerprint(model: Path) -> dict[str, str]:
         for name in ("config.json", "tokenizer.json")
         if (model / name).is_file()
     }
-
-
-def _changes(section: RunSection, recipe: dict[str, Any], allowed: tuple[str, ...]) -> list[str]:
-    directory = section.dir
-    recorded = _record(directory)
-    if recorded is None:
-        return []
-    other = _other_keys(directory, recorded, recipe, allowed)
-    if "run.model" not in allowed:
-        other += _other_files(section, recorded.get("model", {}))
-    return other
 
 
 def _other_files(section: RunSection, recorded: dict[str, str]) -> list[str]:

@@ -39,63 +39,67 @@ def _transports(models: Mapping[str, BaseModel]) -> Iterable[str]:
 
 
 def _segments(models: Mapping[str, BaseModel]) -> Iterable[str]:
-    engine = getattr(models.get("rollout"), "engine", None)
-    longest = engine.parameters.get("max_context") if isinstance(engine, PluginConfig) else None
-    room = getattr(models.get("trainer"), "microbatch_tokens", None)
-    if isinstance(longest, int) and isinstance(room, int) and longest > room:
-        yield (
-            f"trainer.microbatch_tokens: expected at least {longest} = rollout.engine.max_context, "
-            f"since a segment is trained in one piece, got {room}"
-        )
+    keys = ("rollout.engine.max_context", "trainer.microbatch_tokens")
+    for longest, room in _known(models, *keys):
+        if longest > room:
+            yield (
+                f"{keys[1]}: expected at least {longest} = {keys[0]}, since a segment is trained "
+                f"in one piece, got {room}"
+            )
 
 
 def _publications(models: Mapping[str, BaseModel]) -> Iterable[str]:
-    lag = getattr(models.get("experience"), "max_lag", None)
-    every = getattr(models.get("trainer"), "publish_every", None)
-    if isinstance(lag, int) and isinstance(every, int) and every > lag + 1:
-        yield (
-            f"trainer.publish_every: expected at most {lag + 1} = experience.max_lag + 1, since "
-            f"after so many steps unpublished no task may be opened any more, got {every}"
-        )
+    keys = ("experience.max_lag", "trainer.publish_every")
+    for lag, every in _known(models, *keys):
+        if every > lag + 1:
+            yield (
+                f"{keys[1]}: expected at most {lag + 1} = {keys[0]} + 1, since after so many "
+                f"steps unpublished no task may be opened any more, got {every}"
+            )
 
 
 def _evaluations(models: Mapping[str, BaseModel]) -> Iterable[str]:
-    experience = models.get("experience")
-    steps = getattr(experience, "steps", None)
-    every = getattr(getattr(experience, "evaluation", None), "every", None)
-    published = getattr(models.get("trainer"), "publish_every", None)
-    if not (isinstance(steps, int) and isinstance(every, int) and isinstance(published, int)):
-        return
-    if every < steps and every % published:
-        yield (
-            f"experience.evaluation.every: expected a multiple of {published} = "
-            f"trainer.publish_every, since only a step that is published can be scored, got {every}"
-        )
+    keys = ("experience.evaluation.every", "trainer.publish_every", "experience.steps")
+    for every, published, steps in _known(models, *keys):
+        if every < steps and every % published:
+            yield (
+                f"{keys[0]}: expected a multiple of {published} = {keys[1]}, since only a step "
+                f"that is published can be scored, got {every}"
+            )
 
 
 def _payloads(models: Mapping[str, BaseModel]) -> Iterable[str]:
-    experience, trainer = models.get("experience"), models.get("trainer")
-    engine = getattr(models.get("rollout"), "engine", None)
-    parts = {
-        "trainer.checkpoint_every": getattr(trainer, "checkpoint_every", None),
-        "experience.tasks_per_step": getattr(experience, "tasks_per_step", None),
-        "experience.group_size": getattr(experience, "group_size", None),
-        "rollout.engine.max_context": (
-            engine.parameters.get("max_context") if isinstance(engine, PluginConfig) else None
-        ),
-    }
-    budget = getattr(experience, "payload_budget_bytes", None)
-    numbers = [part for part in parts.values() if isinstance(part, int)]
-    if len(numbers) < len(parts) or not isinstance(budget, int):
-        return
-    needed = prod(numbers, start=TOKEN_BYTES)
-    if needed > budget:
-        product = " * ".join(f"{key} {part}" for key, part in parts.items())
-        yield (
-            f"experience.payload_budget_bytes: expected at least {needed} = {product} * "
-            f"{TOKEN_BYTES} bytes a token, since payloads are kept until a checkpoint covers them, "
-            f"got {budget}"
-        )
+    keys = (
+        "trainer.checkpoint_every",
+        "experience.tasks_per_step",
+        "experience.group_size",
+        "rollout.engine.max_context",
+    )
+    key = "experience.payload_budget_bytes"
+    for budget, *parts in _known(models, key, *keys):
+        needed = prod(parts, start=TOKEN_BYTES)
+        if needed > budget:
+            product = " * ".join(f"{k} {part}" for k, part in zip(keys, parts, strict=True))
+            yield (
+                f"{key}: expected at least {needed} = {product} * {TOKEN_BYTES} bytes a token, "
+                f"since payloads are kept until a checkpoint covers them, got {budget}"
+            )
+
+
+def _known(models: Mapping[str, BaseModel], *keys: str) -> Iterable[tuple[int, ...]]:
+    """The numbers that the keys hold, once; nothing where one of them holds none."""
+    found = [_value(models, key) for key in keys]
+    if all(isinstance(value, int) for value in found):
+        yield tuple(found)
+
+
+def _value(models: Mapping[str, BaseModel], key: str) -> Any:
+    section, *names = key.split(".")
+    value: Any = models.get(section)
+    for name in names:
+        plugin = isinstance(value, PluginConfig)
+        value = value.parameters.get(name) if plugin else getattr(value, name, None)
+    return value
 
 
 def _said(plugin: Any) -> str:

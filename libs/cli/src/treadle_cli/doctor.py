@@ -44,7 +44,7 @@ def recipe(path: Path, overrides: list[str]) -> tuple[list[Finding], compose.Pla
         merge(values, parse_overrides(overrides))
         plan = compose.compose(values)
         found = [
-            *inputs.check(plan.start, plan.services["experience"]),
+            *inputs.check(plan.start, plan.services),
             *preflight.room(checkup.existing(plan.directory), plan.start),
         ]
     except compose.RecipeError as error:

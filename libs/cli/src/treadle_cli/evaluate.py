@@ -1,17 +1,15 @@
 """`treadle eval RECIPE run.model=FOLDER`: scores a policy on the recipe's evaluation sets.
 
 A run of no steps, in a directory of its own: the four services, the baseline, and the end. On
-stdout one JSON object a set (`evaluation`, `score`, `std_error`, `num_scored`, `num_failed`), a
-score that there is not being null; lines for people on stderr.
+stdout one JSON object a measure; lines for people on stderr.
 """
 
 import argparse
 import asyncio
 import contextlib
-import json
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from treadle_cli import compose, train
 from treadle_cli.rows import RunTail
 from treadle_cli.standing import Standing
 from treadle_runtime.config import BAD_CONFIGURATION, merge, parse_overrides
+from treadle_runtime.measures import Measure, report
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +34,7 @@ def main(argv: list[str]) -> int:
     plan, recipe = ready
     with contextlib.redirect_stdout(sys.stderr):
         status = asyncio.run(train.run(plan, recipe, plain=True))
-    return status or _tell(plan)
+    return status or report(_measures(plan))
 
 
 def score_only(recipe: dict[str, Any], *, overrides: list[str]) -> None:
@@ -51,12 +50,13 @@ def score_only(recipe: dict[str, Any], *, overrides: list[str]) -> None:
         merge(recipe, {"run": {"dir": f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}"}})
 
 
-def _tell(plan: compose.Plan) -> int:
+def _measures(plan: compose.Plan) -> Iterator[Measure]:
+    """Two a set; a score that there is not is none."""
     standing = Standing(0)
     for writer, row in RunTail(plan.directory).rows():
         standing.fold(writer, row)
-    failed = 0
-    for name, (score,) in standing.scores.items():
-        print(json.dumps({"evaluation": name, **asdict(score)}))
-        failed += score.num_failed
-    return 1 if failed else 0
+    for name, (found,) in standing.scores.items():
+        details = {"num_scored": found.num_scored, "std_error": found.std_error}
+        if found.score is not None:
+            yield Measure(f"heldout_{name}", found.score, "reward", details=details)
+        yield Measure(f"heldout_{name}_failed", found.num_failed, "episodes", "== 0")

@@ -1,5 +1,6 @@
-"""What a run reads: the folder of its policy and its tasks, looked at before any process starts."""
+"""What a run reads: its policy's folder, tasks and grader, tried before any process starts."""
 
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from treadle_runtime.plugins import PluginConfig
 _GROUP = "treadle.task_sources"
 
 
-def check(model: Path, experience: Mapping[str, Any]) -> list[str]:
-    """Says what is wrong with the policy's folder and with every source, a line each.
+def check(model: Path, services: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Says what is wrong with the policy's folder, every source and the grader, a line each.
 
-    `experience` is the configuration of that service.
+    `services` are their configurations; of one that is not there nothing is said.
     """
+    experience = services["experience"]
     sources = {"experience.source": experience["source"]}
     evaluation: Any = experience.get("evaluation") or {"sets": []}
     for chosen in evaluation["sets"]:
@@ -22,7 +24,7 @@ def check(model: Path, experience: Mapping[str, Any]) -> list[str]:
     found = list(_policy(model))
     for key, source in sources.items():
         found += _source(key, source)
-    return found
+    return found or _grader(model, services)
 
 
 def _policy(model: Path) -> Iterator[str]:
@@ -43,3 +45,25 @@ def _source(key: str, source: Any) -> list[str]:
         inner = text.startswith("source.")  # names a parameter, where others name a file and line
         return [key.removesuffix("source") + text if inner else f"{key}: {text}"]
     return []
+
+
+def _grader(model: Path, services: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Has the agent `grader` grade an answer of nothing to the first task."""
+    agent: Any = services.get("rollout", {}).get("agent")
+    if not agent or agent["name"] != "grader":
+        return []
+    source = PluginConfig.model_validate(services["experience"]["source"])
+    key = "rollout.agent"
+    try:
+        made = plugins.build("treadle.agents", PluginConfig.model_validate(agent), model=model)
+        key += ", asked the first task and told nothing"
+        made.check(plugins.build(_GROUP, source).read(0))
+    except Exception as error:  # noqa: BLE001, a grader is anybody's code, and is told about
+        told = getattr(error, "message", None) or _described(error)
+        return [told if told.startswith("run.model") else f"{key}: {told}"]
+    return []
+
+
+def _described(error: Exception) -> str:
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"

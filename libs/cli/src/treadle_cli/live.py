@@ -34,7 +34,7 @@ class Screen:
         """Draws on stdout, unless a console is given."""
         self._plan = plan
         self._tail = RunTail(plan.directory)
-        self._standing = Standing(plan.steps)
+        self.standing = Standing(plan.steps)
         self._log = _LogLines()
         self._handlers: list[logging.Handler] = []
         self._console = console or Console()
@@ -56,7 +56,7 @@ class Screen:
     def report(self) -> None:
         """Draws the screen anew."""
         for writer, row in self._tail.rows():
-            self._standing.fold(writer, row)
+            self.standing.fold(writer, row)
         self._live.update(self._frame(), refresh=True)
 
     def _frame(self) -> screen.RenderableType:
@@ -64,11 +64,11 @@ class Screen:
         beside = screen.Beside(
             plan.run_id,
             str(plan.directory),
-            self._standing.phase,
+            self.standing.phase,
             preflight.room(plan.directory, plan.start),
             self._log.lines[-1] if self._log.lines else "",
         )
-        return screen.render(self._standing, beside, time.time())
+        return screen.render(self.standing, beside, time.time())
 
 
 class _LogLines(logging.Handler):

@@ -1,5 +1,6 @@
 """The `treadle` command: finds its subcommands by entry point and hands over."""
 
+import os
 import sys
 from importlib.metadata import entry_points
 from io import TextIOWrapper
@@ -22,7 +23,14 @@ def main(argv: list[str] | None = None) -> None:
         hint = did_you_mean(words[0], list(commands))
         sys.stderr.write(f"treadle: no command {words[0]!r}{hint}\n")
         raise SystemExit(BAD_CONFIGURATION)
-    raise SystemExit(commands[words[0]].load()(words[1:]))
+    command = commands[words[0]].load()
+    try:
+        status = command(words[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads, as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -12,20 +12,20 @@ class Progress:
     def __init__(self, directory: Path, steps: int) -> None:
         """What the run's metrics hold by now is known, and not told."""
         self._tail = RunTail(directory)
-        self._standing = Standing(steps)
+        self.standing = Standing(steps)
         for writer, row in self._tail.rows():
-            self._standing.fold(writer, row)
+            self.standing.fold(writer, row)
         self._told: set[str] = set()
 
     def report(self) -> None:
         """Prints what is new: a line for every step, every score and every kind of warning."""
         for writer, row in self._tail.rows():
-            self._standing.fold(writer, row)
+            self.standing.fold(writer, row)
             if (writer, row["name"]) == ("experience", "evaluation"):
                 print(_score_line(row), flush=True)
             elif (writer, row["name"]) == ("trainer", "step"):
-                print(_step_line(self._standing), flush=True)
-        warnings = self._standing.warnings()
+                print(_step_line(self.standing), flush=True)
+        warnings = self.standing.warnings()
         for kind in warnings.keys() - self._told:
             if not kind.startswith("death"):  # the supervisor's log says those
                 print(f"warning: {warnings[kind]}", flush=True)

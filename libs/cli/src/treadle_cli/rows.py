@@ -44,6 +44,12 @@ class RunTail:
         return sorted(found, key=lambda pair: pair[1]["time"])
 
 
+def written(run: Path, writer: str, name: str) -> list[Row]:
+    """The rows of one kind that a run's directory holds by now, in order."""
+    path = run / "metrics" / f"{writer}.jsonl"
+    return [row for row in MetricsTail(path).rows() if row["name"] == name]
+
+
 def _row(line: bytes) -> Row | None:
     """None for what a power cut left of a line."""
     try:

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 
 from treadle_cli.rows import Row
 
+HOPELESS = 200
+"""Attempts that fail in the agent, from the first on, after which none will do otherwise."""
+_LONGEST_WHY = 300
+"""Characters."""
 PACE_STEPS = 20
 """Steps over which the time of a step is averaged."""
 
@@ -51,6 +55,8 @@ class Standing:
     """Row `step`; empty before the first."""
     transcript: Row = field(default_factory=Row)
     """The newest."""
+    failure: Row = field(default_factory=Row)
+    """The newest of this life."""
     time: float = 0.0
     """Of the last row, in Unix seconds."""
     began: float = 0.0
@@ -95,6 +101,8 @@ class Standing:
                 self._installed_s += row["install_s"]
             case "rollout", "transcript":
                 self.transcript = row
+            case "rollout", "failure":
+                self.failure = row
             case "trainer", "step":
                 self._fold_step(row)
             case "trainer", "no_progress":
@@ -108,6 +116,19 @@ class Standing:
     def is_complete(self) -> bool:
         """Nothing is left to do."""
         return self.ended == 0
+
+    @property
+    def is_hopeless(self) -> bool:
+        """All that was tried in this life failed in the agent or its grader."""
+        failed = self.engine.get("attempts_failed_environment", 0)
+        done = self.engine.get("attempts_completed", 0)
+        return failed >= HOPELESS and not done and not self.step_times
+
+    @property
+    def why(self) -> str:
+        """Why the newest failed attempt did, in a line; empty where none is known."""
+        first, *_ = str(self.failure.get("message", "")).splitlines() or [""]
+        return first[:_LONGEST_WHY]
 
     @property
     def phase(self) -> str:
@@ -136,6 +157,8 @@ class Standing:
             for key, count in counts.items()
             if key.startswith("failures_") and count
         )
+        if failed and self.why:
+            failed += f", the newest with: {self.why}"
         found = {
             f"death of {name}": f"{name} {_died(service)}"
             for name, service in self.services.items()
@@ -145,6 +168,11 @@ class Standing:
             ("no progress", self._stalled_s, "{:.0f} s without a batch"),
             ("left behind", self._version.get("left_behind"), "{} engines left behind"),
             ("failed attempts", failed, "failed attempts: {}; logs/rollout.log says why"),
+            (
+                "no reward",
+                self._unrewarded,
+                "{} episodes, and none has a reward: nothing is learnt",
+            ),
             ("non-finite", self.engine.get("non_finite"), "{} calls were not finite"),
             ("agents", self.engine.get("worker_restarts"), "agent workers restarted {} times"),
             ("payloads", counts.get("lost_payloads"), "{} payloads lost"),
@@ -153,6 +181,11 @@ class Standing:
             if amount:
                 found[kind] = text.format(amount)
         return found
+
+    @property
+    def _unrewarded(self) -> int:
+        """Episodes of the last step, where none has a reward."""
+        return 0 if "reward" in self.last_step else int(self.last_step.get("num_episodes", 0))
 
     def _fold_start(self, row: Row) -> None:
         name = row["service"]
@@ -168,7 +201,7 @@ class Standing:
     def _begin_life(self, time: float) -> None:
         self.began, self.ended = time, None
         self.services, self.waits, self.step_times = {}, {}, []
-        self.engine, self._version = {}, {}
+        self.engine, self.failure, self._version = {}, {}, {}
         self._handed_back, self._stalled_s, self._installed_s = 0, 0.0, 0.0
 
     def _fold_score(self, row: Row) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from treadle_cli import compose, preflight, screen
+from treadle_cli import compose, preflight, record, screen
 from treadle_cli.rows import RunTail
 from treadle_cli.standing import Standing
 from treadle_core.errors import InvalidFieldError
@@ -62,8 +62,8 @@ class Status:
     def next(self) -> str:
         """What to do now, in a sentence."""
         recipe = shlex.quote(str((self.directory / compose.RECIPE).resolve()))
-        home = self.record["started_in"]
-        at = "" if Path(home) == Path.cwd() else f"cd {shlex.quote(home)} && "
+        home = self.record.get("started_in", ".")
+        at = "" if Path(home).resolve() == Path.cwd() else f"cd {shlex.quote(home)} && "
         if self.is_running:
             down = [name for name, each in self.standing.services.items() if not each.is_up]
             logs = ", ".join(str(self.directory / "logs" / f"{name}.log") for name in down)
@@ -97,19 +97,14 @@ def main(argv: list[str]) -> int:
 
 def read(directory: Path) -> Status:
     """Raises InvalidFieldError where no run lies."""
-    try:
-        record = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidFieldError(
-            "run", limit="a directory with a run.json, as `treadle train` makes it", value=directory
-        ) from error
-    standing = Standing(record["recipe"]["experience"]["steps"])
+    kept = record.read(directory)
+    standing = Standing(kept["recipe"]["experience"]["steps"])
     for writer, row in RunTail(directory).rows():
         standing.fold(writer, row)
     is_running = is_locked(directory / "lock")
     return Status(
         directory,
-        record,
+        kept,
         standing,
         is_running,
         frozenset(n for n, each in standing.services.items() if _is_alive(n, each.pid)),

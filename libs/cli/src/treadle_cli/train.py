@@ -14,6 +14,7 @@ from treadle_cli import compose, inputs, preflight
 from treadle_cli.live import Screen, can_draw
 from treadle_cli.progress import Progress
 from treadle_cli.report import command as report
+from treadle_cli.standing import HOPELESS
 from treadle_runtime.config import BAD_CONFIGURATION, merge, parse_overrides, read_yaml
 from treadle_runtime.files import LockHeldError, hold_lock
 from treadle_runtime.supervisor import ChildFailedError, ChildSpec, Supervisor
@@ -77,13 +78,16 @@ def prepared(
         merge(recipe, parse_overrides(overrides))
         adapt(recipe)
         plan = compose.compose(recipe, allowed_changes=allowed_changes)
-        lacking = inputs.check(plan.start, plan.services["experience"])
+        lacking = inputs.check(plan.start, plan.services)
         if lacking := lacking + preflight.check(plan.directory, plan.start):
             raise compose.RecipeError(lacking)  # noqa: TRY301, told like all that is wrong
     except compose.RecipeError as error:
         sys.stderr.write("".join(f"{path}: {problem}\n" for problem in error.found))
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or path}: {error.strerror}, from {Path.cwd()}\n")
+        return None
+    except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return None
     return plan, recipe
@@ -102,9 +106,10 @@ async def run(plan: compose.Plan, recipe: dict[str, Any], *, plain: bool) -> int
     supervisor = Supervisor(children, tracker, hung_s=plan.hung_s)
     with _display(plan, plain=plain) as display:
         supervisor.start()
-        following = asyncio.ensure_future(_follow(display))
+        hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        following = asyncio.ensure_future(_follow(display, hopeless))
         try:
-            status = await _until_end(supervisor)
+            status = await _until_end(supervisor, hopeless)
             tracker.log("end", {"status": status})
             return status
         finally:
@@ -122,21 +127,32 @@ def _display(
     return contextlib.nullcontext(Progress(plan.directory, plan.steps))
 
 
-async def _follow(display: Progress | Screen) -> None:
-    """Shows what is new until it is cancelled."""
+async def _follow(display: Progress | Screen, hopeless: "asyncio.Future[str]") -> None:
+    """Shows what is new until it is cancelled; `hopeless` is done with why, where it is."""
     while True:
         display.report()
+        if display.standing.is_hopeless and not hopeless.done():
+            hopeless.set_result(display.standing.why)
         await asyncio.sleep(_LOOK_S)
 
 
-async def _until_end(supervisor: Supervisor) -> int:
+async def _until_end(supervisor: Supervisor, hopeless: "asyncio.Future[str]") -> int:
     interrupted = _interruption(supervisor)
     finished = asyncio.ensure_future(supervisor.until_done(["rollout", "trainer"]))
-    await asyncio.wait([interrupted, finished], return_when=asyncio.FIRST_COMPLETED)
+    ends: list[asyncio.Future[Any]] = [interrupted, finished, hopeless]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     status = 0
     if interrupted.done():
         log.warning("draining; Ctrl-C again ends at once")
         status = 130
+    elif hopeless.done():
+        log.error(
+            "the first %d attempts all failed in the agent or its grader, the newest with: %s; "
+            "mend it, and the same command goes on",
+            HOPELESS,
+            hopeless.result(),
+        )
+        status = 1
     elif error := finished.exception():
         if not isinstance(error, ChildFailedError):
             raise error

@@ -42,11 +42,9 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class RunConfig(Config):
-    """What all services of a run have in common."""
+class RunSettings(Config):
+    """What a recipe says of a run for all of its services."""
 
-    id: RunId
-    """Names the run in the ledger and in all that is derived from it."""
     dir: Path
     """The run's directory; relative to the working directory."""
     model: Path
@@ -57,6 +55,13 @@ class RunConfig(Config):
     """Where spans are exported by OTLP over gRPC, as `http://host:4317`; empty: nowhere."""
     trackers: tuple[RunTracker, ...] = ()
     """Where the numbers go besides `RUN/metrics`, as `[{name: tensorboard}]`."""
+
+
+class RunConfig(RunSettings):
+    """What all services of a run have in common."""
+
+    id: RunId
+    """Names the run in the ledger and in all that is derived from it."""
 
 
 class ServiceConfig(Config):
@@ -146,7 +151,8 @@ def problems(error: ValidationError, schema: type[BaseModel], prefix: str = "") 
         elif detail["type"] == "missing":
             found.append(f"{where}: required")
         else:
-            found.append(f"{where}: {detail['msg']} (got {detail['input']!r})")
+            said = detail["msg"].removeprefix("Value error, ")  # a validator of ours says enough
+            found.append(f"{where}: {said} (got {detail['input']!r})")
     return found
 
 

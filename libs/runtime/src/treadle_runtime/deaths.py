@@ -77,10 +77,10 @@ def memory_kill(code: int, *, sent_by_us: bool, before: int | None, now: int | N
     return "yes" if now > before else "no"
 
 
-def memory_kills(cgroups: Path = Path("/proc/self/cgroup")) -> int | None:
+def memory_kills() -> int | None:
     """How many processes of our control group were killed for memory; None where nobody says."""
     try:
-        lines = cgroups.read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     for line in lines:

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -129,10 +130,15 @@ def importable(group: str) -> Callable[[PluginConfig], PluginConfig]:
 
 
 def _entry_point(group: str, name: str) -> EntryPoint:
-    found = {point.name: point for point in entry_points(group=group)}
+    found = _installed(group)
     if name not in found:
         raise PluginError(f"no plugin named {name!r} in {group}{did_you_mean(name, list(found))}")
     return found[name]
+
+
+@cache  # every episode may ask, and looking through what is installed takes milliseconds
+def _installed(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def _source(group: str, name: str) -> tuple[Path, str]:

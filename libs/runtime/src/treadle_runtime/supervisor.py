@@ -148,7 +148,8 @@ class Supervisor:
             child.deaths = 1 if death.lived_s > _STEADY_S else child.deaths + 1
             self._tracker.log("death", death.row())
             if child.stopping:
-                log.warning("%s", death)
+                if death.code != -signal.SIGTERM:  # told to end before it could say that it did
+                    log.warning("%s", death)
                 break
             if death.code == BAD_CONFIGURATION or child.deaths >= _MOST_DEATHS:
                 raise ChildFailedError(f"{death}; its last words:\n{_last_words(child)}")

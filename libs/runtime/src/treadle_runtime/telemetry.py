@@ -7,7 +7,6 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, Tracer
-from opentelemetry.trace import TracerProvider as TracerProviderApi
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -25,9 +24,9 @@ def setup(service: str, run_id: str, otlp_endpoint: str) -> TracerProvider:
     return provider
 
 
-def tracer(provider: TracerProviderApi | None = None) -> Tracer:
+def tracer() -> Tracer:
     """The house's tracer."""
-    return trace.get_tracer("treadle", tracer_provider=provider)
+    return trace.get_tracer("treadle")
 
 
 def traceparent(span: Span) -> str:

@@ -1,12 +1,10 @@
 """`treadle fsck RUN`: counts a run's ledger by state, and reconciles it.
 
 Reads only, while the run goes on or after. Lines for people on stderr; on stdout one JSON object
-a measure: {"measure", "value", "unit", "goal", "holds"}; one without a goal says "none" and holds.
+a measure.
 """
 
 import argparse
-import hashlib
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,26 +15,13 @@ from treadle_experience.adapters.sqlite import FILE_NAME, Snapshot, read_journal
 from treadle_experience.core.apply import apply
 from treadle_experience.core.audit import Account, reconcile
 from treadle_experience.core.state import Episode, RunState
-from treadle_payloads.files import FileStore
-from treadle_payloads.store import PayloadReference, PayloadStore
+from treadle_experience.core.transitions import EpisodeDone
+from treadle_experience.episodes_ledger import payloads_of
+from treadle_experience.payloads import load
+from treadle_payloads.store import PayloadStore
+from treadle_runtime.measures import NONE, Measure, report
 
-BREACH = 1
 UNREADABLE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One number about a ledger."""
-
-    measure: str
-    value: int
-    unit: str
-    goal: int | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether the goal is met; a measure without one holds."""
-        return self.goal is None or self.value == self.goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +37,7 @@ class Findings:
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0, or BREACH when a goal does not hold, or UNREADABLE."""
+    """Returns 0, or 1 when a goal does not hold, or UNREADABLE."""
     parser = argparse.ArgumentParser(prog="treadle fsck", description=__doc__)
     parser.add_argument("run", type=Path, help="directory of the run")
     directory: Path = parser.parse_args(argv).run
@@ -60,12 +45,11 @@ def main(argv: list[str]) -> int:
         found = examine(directory)
     except TreadleError as error:
         sys.stderr.write(f"{directory}: {error}\n")
-        sys.stdout.write(_line(Measure("readable", 0, "ledgers", goal=1)))
+        report([Measure("readable", 0, "ledgers", "== 1")])
         return UNREADABLE
     measures = list(measure(found))
     sys.stderr.write(_for_people(found, measures))
-    sys.stdout.write("".join(map(_line, measures)))
-    return BREACH if any(not each.holds for each in measures) else 0
+    return report(measures)
 
 
 def examine(directory: Path) -> Findings:
@@ -74,7 +58,7 @@ def examine(directory: Path) -> Findings:
     Raises LedgerFormatError when its journal cannot be read or does not follow.
     """
     path = directory / FILE_NAME
-    store = FileStore(directory / "payloads") if (directory / "payloads").is_dir() else None
+    store = payloads_of(directory)
     found = _examine(read_journal(path), store)
     if found.without_payload:
         # A run that goes on may have released them since the snapshot.
@@ -101,40 +85,33 @@ def measure(found: Findings) -> Iterable[Measure]:
     for place in ("consumed", "filtered", "evicted", "quarantined", "scored", "pending"):
         yield Measure(place, len(account.places[place]), "episodes")
     in_places = sum(map(len, account.places.values()))
-    yield Measure("unaccounted", len(account.acknowledged) - in_places, "episodes", goal=0)
+    yield Measure("unaccounted", len(account.acknowledged) - in_places, "episodes", "== 0")
     lost = account.missing() | found.without_payload
-    yield Measure("lost", len(lost) + found.gaps, "episodes", goal=0)
-    yield Measure("trained_twice", len(account.trained_twice()), "episodes", goal=0)
-    yield Measure("double_counted", len(account.double_counted()), "episodes", goal=0)
+    yield Measure("lost", len(lost) + found.gaps, "episodes", "== 0")
+    yield Measure("trained_twice", len(account.trained_twice()), "episodes", "== 0")
+    yield Measure("double_counted", len(account.double_counted()), "episodes", "== 0")
 
 
 def _examine(snapshot: Snapshot, store: PayloadStore | None) -> Findings:
-    entries = snapshot.entries
-    journal = [entry.transition() for entry in entries]
-    state = RunState()
+    journal, state = snapshot.journal, RunState()
     for transition in journal:
         apply(state, transition)
     account = reconcile(journal, state)
-    inline = {e.body["episode_id"]: e.inline for e in entries if e.kind == "episode_done"}
+    inline = {each.episode_id: each.inline for each in journal if isinstance(each, EpisodeDone)}
     without = frozenset(
         id_
         for id_ in account.places["pending"]
         if not _is_there(state.episodes[id_], inline[id_], store)
     )
-    gaps = abs(snapshot.position - len(entries))
-    return Findings(state, account, gaps, without)
+    return Findings(state, account, abs(snapshot.position - len(journal)), without)
 
 
 def _is_there(episode: Episode, inline: bytes | None, store: PayloadStore | None) -> bool:
     result = episode.result
     if result is None:
         return False
-    if result.inlined:
-        return inline is not None and hashlib.sha256(inline).hexdigest() == result.sha256
-    if store is None:
-        return False
     try:
-        store.get(PayloadReference(result.sha256, result.size))
+        load(result, inline, store)
     except TreadleError:
         return False
     return True
@@ -143,17 +120,6 @@ def _is_there(episode: Episode, inline: bytes | None, store: PayloadStore | None
 def _for_people(found: Findings, measures: Iterable[Measure]) -> str:
     lines = [f"run {found.state.run_id}, {'closed' if found.state.closed else 'open'}"]
     for each in measures:
-        verdict = "" if each.goal is None else "  ok" if each.holds else "  BROKEN"
+        verdict = "" if each.goal == NONE else "  ok" if each.holds else "  BROKEN"
         lines.append(f"  {each.measure:<20}{each.value:>10} {each.unit}{verdict}")
     return "\n".join(lines) + "\n"
-
-
-def _line(each: Measure) -> str:
-    row = {
-        "measure": each.measure,
-        "value": each.value,
-        "unit": each.unit,
-        "goal": "none" if each.goal is None else each.goal,
-        "holds": each.holds,
-    }
-    return json.dumps(row) + "\n"

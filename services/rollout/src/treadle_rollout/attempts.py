@@ -4,13 +4,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.context import Context
-from opentelemetry.trace import Tracer
 
 from treadle_agents.failures import EpisodeError
 from treadle_agents.loop import Outcome
@@ -19,7 +18,7 @@ from treadle_core.episodes import FailureClass, Segment, Termination
 from treadle_core.errors import Kind, TreadleError
 from treadle_core.tickets import Sampling, Ticket
 from treadle_payloads.codec import encode_payload
-from treadle_payloads.store import INLINE_LIMIT, PayloadStore
+from treadle_payloads.store import PayloadStore
 from treadle_rollout.core.results import Verdict, result_of, verdict
 from treadle_rollout.ports import (
     Agents,
@@ -28,7 +27,6 @@ from treadle_rollout.ports import (
     Engine,
     Experience,
     Failure,
-    FinishReason,
     GenerationRequest,
     Job,
 )
@@ -66,7 +64,8 @@ class AttemptRunner:
     """Told of every turn how many tokens it sampled."""
     on_completed: Callable[[Ticket, tuple[Segment, ...], Outcome], None] | None = None
     """Told of every episode whose result the ledger took."""
-    tracer: Tracer = field(default_factory=telemetry.tracer)
+    on_failed: Callable[[Attempt, Failure], None] | None = None
+    """Told of every failure that the ledger took."""
 
     async def run(self, ticket: Ticket) -> str:
         """Returns how the attempt ended, in a word. Cancelling it reports nothing.
@@ -74,7 +73,7 @@ class AttemptRunner:
         Raises TreadleError when the ledger is another run's, or the engine is broken.
         """
         attempt = Attempt(ticket.episode_id, ticket.attempt)
-        with self.tracer.start_as_current_span(
+        with telemetry.tracer().start_as_current_span(
             "episode",
             context=Context(),  # a root, whatever leased the ticket
             attributes={
@@ -138,17 +137,11 @@ class AttemptRunner:
         self, episode: str, session: str, prompt: NDArray[np.int32], sampling: Sampling
     ) -> Generated:
         request = GenerationRequest(session, prompt, sampling, episode)
-        with self.tracer.start_as_current_span("turn") as span:
+        with telemetry.tracer().start_as_current_span("turn") as span:
             made = await self.engine.generate(request)
             span.set_attribute("treadle.version", int(made.policy_version.max(initial=0)))
         self.on_tokens(made.token_ids.size)
-        return Generated(
-            token_ids=made.token_ids,
-            logprobs=made.logprobs,
-            policy_version=made.policy_version,
-            context_version=made.context_version,
-            length=made.finish is FinishReason.LENGTH,
-        )
+        return made
 
     async def _complete(
         self,
@@ -158,13 +151,11 @@ class AttemptRunner:
         traceparent: str,
     ) -> str:
         data = encode_payload(segments)
-        result = result_of(
-            segments, outcome, data=data, inline_limit=INLINE_LIMIT, traceparent=traceparent
-        )
+        result = result_of(segments, outcome, data=data, traceparent=traceparent)
 
         async def complete() -> None:
             failpoint("rollout.complete.before_payload")
-            if result.payload.inline is None:
+            if result.inline is None:
                 await asyncio.to_thread(self.payloads.put, data)
             failpoint("rollout.complete.before_report")
             await self.experience.complete(attempt, result)
@@ -182,6 +173,8 @@ class AttemptRunner:
     async def _fail(self, attempt: Attempt, failure: Failure) -> str:
         log.info("episode %s failed: %s", attempt.episode_id, failure.message)
         refused = await self._deliver(partial(self.experience.fail, attempt, failure))
+        if refused is None and self.on_failed:
+            self.on_failed(attempt, failure)
         return f"failed_{failure.failure_class}" if refused is None else "dropped"
 
     async def _deliver(self, report: Callable[[], Awaitable[None]]) -> TreadleError | None:

@@ -41,7 +41,7 @@ class Fleet:
         *,
         leaving: asyncio.Event,
         done: asyncio.Event,
-        tracker: Tracker | None = None,
+        tracker: Tracker,
     ) -> None:
         """`leaving` makes the engine drain; `done` ends its membership.
 
@@ -162,8 +162,6 @@ class Fleet:
         return clock() - began_at
 
     def _row(self, order: Install | Alias, install_s: float, *, load_s: float, size: int) -> None:
-        if self._tracker is None:
-            return
         row = {"version": order.version, "bytes": size, "aliased": int(isinstance(order, Alias))}
         seconds = {"load_s": round(load_s, 6), "install_s": round(install_s, 6)}
         self._tracker.log("version", row | seconds)

@@ -143,6 +143,7 @@ def _replica(
         FileStore(cfg.run.dir / "payloads"),
         on_tokens=count,
         on_completed=transcripts.note,
+        on_failed=transcripts.note_failure,
     )
     return Replica(
         ReplicaSettings(cfg.slots, grace_s=cfg.grace_s),

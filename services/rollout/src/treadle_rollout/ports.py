@@ -1,11 +1,10 @@
 """What the replica needs from the outside world; adapters/ provides it.
 
-Shapes: P = tokens of a prompt, N = sampled tokens.
+Shapes: P = tokens of a prompt.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -15,17 +14,9 @@ from treadle_agents.loop import Outcome
 from treadle_agents.record import Generated
 from treadle_core.episodes import FailureClass, Termination
 from treadle_core.tickets import Json, Sampling, Ticket
+from treadle_payloads.store import PayloadReference
 from treadle_weights.layouts import Layout
 from treadle_weights.transport import LoadOrder
-
-
-class FinishReason(StrEnum):
-    """Why sampling ended."""
-
-    STOP = "stop"
-    """The policy sampled a stop token; it is the last token of the generation."""
-    LENGTH = "length"
-    """`max_tokens` or the context is used up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,21 +30,6 @@ class GenerationRequest:
     sampling: Sampling
     episode: str = ""
     """The episode that the session is an attempt at; empty for none."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Generation:
-    """Tokens out: exactly what was sampled, and from which distribution."""
-
-    token_ids: NDArray[np.int32]
-    """[N]"""
-    logprobs: NDArray[np.float32]
-    """Natural-log probability under the sampling distribution (temperature applied), [N]."""
-    policy_version: NDArray[np.int32]
-    """Version that sampled each token, [N]."""
-    context_version: NDArray[np.int32]
-    """Oldest version whose cached keys each token attended to, [N]."""
-    finish: FinishReason
 
 
 class Engine(Protocol):
@@ -89,7 +65,7 @@ class Engine(Protocol):
         """Buffer that the next version's bytes are written into, [bytes]; decoding goes on."""
         ...
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generated:
         """Samples one turn. Cancelling the call frees its place at the next token.
 
         Raises:
@@ -143,17 +119,6 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
-    """Where the bytes of an episode's segments are."""
-
-    sha256: str
-    size: int
-    """Bytes."""
-    inline: bytes | None
-    """The bytes themselves; None when they lie in the payload store."""
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """What an episode did, beside its tokens."""
 
@@ -165,7 +130,10 @@ class Result:
     """Those of them that enter the loss."""
     versions: tuple[int, ...]
     """Distinct policy and context versions of sampled tokens, ascending."""
-    payload: Payload
+    payload: PayloadReference
+    """Of the episode's segments."""
+    inline: bytes | None
+    """The payload itself; None where it lies in the payload store."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     turn_rewards: tuple[float, ...] = ()
     traceparent: str = ""

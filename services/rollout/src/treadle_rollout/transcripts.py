@@ -1,4 +1,4 @@
-"""What the policy said, for people to read: now and then one episode as text."""
+"""For people to read, now and then: what the policy said, and why an attempt failed."""
 
 import logging
 import time
@@ -10,6 +10,7 @@ from treadle_agents.loop import Outcome
 from treadle_core.episodes import Segment
 from treadle_core.tickets import Ticket
 from treadle_rollout.core.results import versions_of
+from treadle_rollout.ports import Attempt, Failure
 from treadle_runtime.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -23,13 +24,14 @@ _CUT = "\n[... cut ...]\n"
 
 @dataclass(slots=True)
 class Transcripts:
-    """Logs a completed episode as a row `transcript` (docs/metrics.md), at most one a while."""
+    """Logs rows `transcript` and `failure` (docs/metrics.md), at most one of each a while."""
 
     decode: Callable[[list[int]], str]
     """Of the policy's tokenizer, special tokens included: they show whose turn it is."""
     tracker: Tracker
     clock: Callable[[], float] = time.monotonic
     _next: float = field(default=float("-inf"), init=False)
+    _next_failure: float = field(default=float("-inf"), init=False)
 
     def note(self, ticket: Ticket, segments: Sequence[Segment], outcome: Outcome) -> None:
         """Takes a completed episode. Never raises: a transcript is not worth an episode."""
@@ -41,6 +43,16 @@ class Transcripts:
             self.tracker.log("transcript", self._row(ticket, segments, outcome))
         except Exception as error:  # noqa: BLE001, a tokenizer raises what it likes
             log.warning("no transcript of episode %s: %r", ticket.episode_id, error)
+
+    def note_failure(self, attempt: Attempt, failure: Failure) -> None:
+        """Takes a failed attempt."""
+        now = self.clock()
+        if now < self._next_failure:
+            return
+        self._next_failure = now + EVERY_S
+        row = {"episode_id": attempt.episode_id, "attempt": attempt.number}
+        why = {"class": str(failure.failure_class), "message": shortened(failure.message)}
+        self.tracker.log("failure", row | why)
 
     def _row(
         self, ticket: Ticket, segments: Sequence[Segment], outcome: Outcome

@@ -102,7 +102,7 @@ def result_to_wire(result: Result) -> episode_pb2.EpisodeResult:
         payload=episode_pb2.Payload(
             sha256=result.payload.sha256,
             size=result.payload.size,
-            inline=result.payload.inline,
+            inline=result.inline,
         ),
     )
     if result.reward is not None:

@@ -5,10 +5,10 @@ nobody for anything and needs no script to be read.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from treadle_cli import record
 from treadle_cli.report import curves, transcripts
 from treadle_cli.report.page import page
 from treadle_cli.rows import RunTail
@@ -26,9 +26,6 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         print(write(args.run, args.output))
-    except FileNotFoundError as error:
-        sys.stderr.write(f"{error.filename}: no such file; is {args.run} a run?\n")
-        return UNREADABLE
     except TreadleError as error:
         sys.stderr.write(f"{args.run}: {error}\n")
         return UNREADABLE
@@ -37,10 +34,10 @@ def main(argv: list[str]) -> int:
 
 def write(run: Path, output: Path | None = None) -> Path:
     """Writes the report of the run; returns where it lies."""
-    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    kept = record.read(run)
     rows = RunTail(run).rows()
     scored = curves.of(rows, "experience", "evaluation")
     pairs = transcripts.read(run, scored[0]["evaluation"]) if scored else []
     path = output or run / FILE_NAME
-    path.write_text(page(record, rows, pairs), encoding="utf-8")
+    path.write_text(page(kept, rows, pairs), encoding="utf-8")
     return path

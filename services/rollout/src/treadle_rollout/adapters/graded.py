@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from treadle_agents.chat import Chat
+from treadle_agents.checks import check_result
 from treadle_agents.env import Env, Result, Turn
 from treadle_agents.graders import Grader
 from treadle_core.tickets import Json
@@ -30,7 +31,13 @@ class Graded(Env):
 
     def step(self, turn: Turn) -> Result:
         reward = self._grade(self._chat.content(turn.action), turn.task)
+        if cast("object", reward) is None:
+            raise TypeError("grader: expected a number, got None; is a return missing")
         return Result(reward=reward, terminated=True)
+
+    def check(self, task: Mapping[str, Json]) -> None:
+        """Asks and grades an answer of nothing; raises what an episode would fail with."""
+        check_result(self.step(Turn(self.reset(task), "", task, 1)))
 
 
 def _messages(task: Mapping[str, Json]) -> list[dict[str, Any]]:

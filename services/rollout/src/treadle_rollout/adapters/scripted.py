@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError
 from treadle_rollout.core.errors import (
-    ContextOverflowError,
     EngineClosedError,
     EngineFaultError,
     NonFiniteLogprobError,
 )
-from treadle_rollout.ports import FinishReason, Generation, GenerationRequest
+from treadle_rollout.core.requests import check_request
+from treadle_rollout.ports import GenerationRequest
 from treadle_weights.layouts import Layout, whole
 
 Script = Callable[[str, int], Sequence[int]]
@@ -53,8 +54,6 @@ class ScriptedEngine:
     """Takes no weights, whatever is published: every token is as likely as any other."""
     script: Script | None = None
     """Takes the place of chance."""
-    delay_s: float = 0.0
-    """Fault on demand: seconds before the first token of every call."""
     fail_every: int = 0
     """Fault on demand: every so many calls one fails with ENGINE_FAULT; 0 for none."""
     non_finite_at: int = 0
@@ -93,8 +92,10 @@ class ScriptedEngine:
         """Sessions that were not released."""
         return frozenset(self._sessions)
 
-    async def generate(self, request: GenerationRequest) -> Generation:
-        self._check(request)
+    async def generate(self, request: GenerationRequest) -> Generated:
+        if self._closed:
+            raise EngineClosedError
+        check_request(request, vocabulary=self.vocabulary, max_context=self.max_context)
         self._sessions.add(request.session)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101, a coroutine runs in one
@@ -153,10 +154,8 @@ class ScriptedEngine:
             raise NonFiniteLogprobError(
                 version=self.served_version, position=size, value=float("nan")
             )
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
 
-    async def _generate(self, request: GenerationRequest) -> Generation:
+    async def _generate(self, request: GenerationRequest) -> Generated:
         size = min(request.sampling.max_tokens, self.max_context - request.token_ids.size)
         script = self.script and self.script(request.session, request.token_ids.size)
         tokens = [int(request.token_ids[-1])]
@@ -175,12 +174,12 @@ class ScriptedEngine:
                 if token in self.stop_tokens:
                     break
         stopped = tokens[-1] in self.stop_tokens
-        return Generation(
+        return Generated(
             token_ids=np.array(tokens[1:], np.int32),
             logprobs=np.array(logprobs, np.float32),
             policy_version=np.array(versions, np.int32),
             context_version=np.array(versions, np.int32),
-            finish=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            length=not stopped,
         )
 
     def _sample(
@@ -204,20 +203,3 @@ class ScriptedEngine:
             value = float(logprobs[token])
             raise NonFiniteLogprobError(version=self.served_version, position=place, value=value)
         return token, float(logprobs[token])
-
-    def _check(self, request: GenerationRequest) -> None:
-        ids, sampling = request.token_ids, request.sampling
-        if self._closed:
-            raise EngineClosedError
-        if ids.size < 1:
-            raise InvalidFieldError("token_ids", limit="[P], P >= 1", value=ids.size)
-        if not 0 <= ids.min() <= ids.max() < self.vocabulary:
-            limit = f"0 to {self.vocabulary - 1}"
-            raise InvalidFieldError("token_ids", limit=limit, value=f"{ids.min()} to {ids.max()}")
-        if not 0 <= sampling.temperature < np.inf:
-            limit = ">= 0 and finite"
-            raise InvalidFieldError("temperature", limit=limit, value=sampling.temperature)
-        if sampling.max_tokens < 1:
-            raise InvalidFieldError("max_tokens", limit=">= 1", value=sampling.max_tokens)
-        if ids.size >= self.max_context:
-            raise ContextOverflowError(prompt_tokens=ids.size, max_context=self.max_context)

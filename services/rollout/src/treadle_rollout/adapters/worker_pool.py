@@ -1,4 +1,4 @@
-"""Agents plugin of the house: worker processes, started again when they end."""
+"""Agents of the house: worker processes, started again when they end."""
 
 import asyncio
 import logging

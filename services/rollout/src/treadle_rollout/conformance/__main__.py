@@ -5,7 +5,6 @@ Prints a line of JSON a measure, and exits with 1 where a check fails.
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from treadle_rollout.conformance.checks import CHECKS
 from treadle_rollout.conformance.subject import NotApplicableError, Subject, run
+from treadle_runtime.measures import Measure, report
 
 
 def scripted(folder: Path) -> Subject:
@@ -68,25 +68,14 @@ async def examine(subject: Subject) -> Findings:
     return findings
 
 
-def measures(findings: Findings) -> list[dict[str, object]]:
-    """One row a measure, with the names behind each count."""
-    failed = findings.failed
-    cases = len(findings.passed) + len(failed)
-    rows: list[tuple[str, int, object, bool, object]] = [
-        ("conformance_cases", cases, "none", True, [*findings.passed, *failed]),
-        (
-            "conformance_not_applicable",
-            len(findings.not_applicable),
-            "none",
-            True,
-            findings.not_applicable,
-        ),
-        ("conformance_failures", len(failed), 0, not failed and cases > 0, failed),
-    ]
-    names = ("measure", "value", "unit", "goal", "holds", "names")
+def measures(findings: Findings) -> list[Measure]:
+    """What was found, with the names behind each count."""
+    ran = [*findings.passed, *findings.failed]
+    apart, failed = findings.not_applicable, findings.failed
     return [
-        dict(zip(names, (measure, value, "checks", goal, holds, of), strict=True))
-        for measure, value, goal, holds, of in rows
+        Measure("conformance_cases", len(ran), "checks", ">= 1", {"names": ran}),
+        Measure("conformance_not_applicable", len(apart), "checks", details={"names": apart}),
+        Measure("conformance_failures", len(failed), "checks", "== 0", {"names": failed}),
     ]
 
 
@@ -96,10 +85,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("engine", choices=sorted(SUBJECTS))
     engine = parser.parse_args(argv).engine
     with tempfile.TemporaryDirectory(prefix="treadle-conformance-") as folder:
-        rows = measures(asyncio.run(examine(SUBJECTS[engine](Path(folder)))))
-    for row in rows:
-        print(json.dumps(row), flush=True)  # noqa: T201
-    return 0 if all(row["holds"] for row in rows) else 1
+        return report(measures(asyncio.run(examine(SUBJECTS[engine](Path(folder))))))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """The promises, one check each."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import numpy as np
 
+from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError
 from treadle_core.tickets import Sampling
 from treadle_rollout.conformance.subject import (
@@ -28,7 +31,7 @@ from treadle_rollout.core.errors import (
     EngineClosedError,
     NonFiniteLogprobError,
 )
-from treadle_rollout.ports import Engine, FinishReason, Generation, GenerationRequest
+from treadle_rollout.ports import Engine, GenerationRequest
 
 
 async def serves_nothing_before_the_first_install(subject: Subject) -> None:
@@ -62,7 +65,7 @@ async def _session(
 ) -> None:
     """Turns of one session, each extending the one before, until the context is full."""
     ids = prompt(subject, 3 + seed % 5, seed=seed)
-    turns: list[tuple[int, Generation]] = []
+    turns: list[tuple[int, Generated]] = []
     while ids.size < engine.max_context:
         turn = await engine.generate(request(name, ids, 5 + seed % 4, temperature=temperature))
         turns.append((ids.size, turn))
@@ -95,30 +98,38 @@ async def greedy_takes_the_likeliest(subject: Subject) -> None:
 async def every_token_states_the_version_that_sampled_it(subject: Subject) -> None:
     """20 sessions over 10 swaps: all finish, and each token has its version's log-probability."""
     async with serving(subject, slots=21, max_context=64) as engine:
-        swapped = asyncio.Event()
-
-        async def work(name: str, seed: int) -> list[tuple[Ids, Generation]]:
-            turns: list[tuple[Ids, Generation]] = []
-            while not swapped.is_set():
-                ids = prompt(subject, 4, seed=seed + len(turns))
-                turns.append((ids, await engine.generate(request(name, ids, 50))))
-            return turns
-
-        workers = [asyncio.create_task(work(f"s{i}", 100 * i)) for i in range(20)]
-        for version in range(2, 12):
-            # One token of another call proves that the swap happened amid decoding.
-            await engine.generate(request("beat", prompt(subject, 3), max_tokens=2))
-            await install(engine, subject, version)
-        swapped.set()
-        turns = [turn for worker in workers for turn in await worker]
+        turns = await _amid_swaps(engine, subject, 20, partial(install, engine, subject))
     spans = 0
     for ids, turn in turns:
         versions = np.unique(turn.policy_version)
         spans += versions.size > 1
-        require(turn.finish is FinishReason.LENGTH, "a turn ends as if nothing was swapped")
+        require(turn.length, "a turn ends as if nothing was swapped")
         require(bool(np.all(np.diff(turn.policy_version) >= 0)), "versions rise in a turn")
         check_turn(subject, ids, turn, 1.0)
     require(spans > 0, "weights were swapped while calls were in flight")
+
+
+async def _amid_swaps(
+    engine: Engine, subject: Subject, sessions: int, swap: Callable[[int], Awaitable[None]]
+) -> list[tuple[Ids, Generated]]:
+    """Turns of sessions that sample while versions 2 to 11 come, each after its prompt."""
+    swapped = asyncio.Event()
+
+    async def work(name: str, seed: int) -> list[tuple[Ids, Generated]]:
+        turns: list[tuple[Ids, Generated]] = []
+        while not swapped.is_set():
+            ids = prompt(subject, 4, seed=seed + len(turns))
+            turns.append((ids, await engine.generate(request(name, ids, 50))))
+        return turns
+
+    workers = [asyncio.create_task(work(f"s{i}", 100 * i)) for i in range(sessions)]
+    for version in range(2, 12):
+        # One token of another call proves that the swap happened amid decoding.
+        await engine.generate(request("beat", prompt(subject, 3), max_tokens=2))
+        await swap(version)
+        require(engine.served_version == version, "what was swapped in is the served version")
+    swapped.set()
+    return [turn for worker in workers for turn in await worker]
 
 
 @of_a_model
@@ -151,22 +162,7 @@ async def an_alias_changes_the_number_and_nothing_else(subject: Subject) -> None
     """Calls go on over 10 aliases, whatever lies in `arrival`; tokens state the new number."""
     async with serving(subject, slots=4, max_context=64) as engine:
         engine.arrival[:] = 0xFF
-        done = asyncio.Event()
-
-        async def work(name: str, seed: int) -> list[tuple[Ids, Generation]]:
-            turns: list[tuple[Ids, Generation]] = []
-            while not done.is_set():
-                ids = prompt(subject, 4, seed=seed + len(turns))
-                turns.append((ids, await engine.generate(request(name, ids, 50))))
-            return turns
-
-        workers = [asyncio.create_task(work(f"s{i}", 100 * i)) for i in range(3)]
-        for version in range(2, 12):
-            await engine.generate(request("beat", prompt(subject, 3), max_tokens=2))
-            await engine.alias(version)
-            require(engine.served_version == version, "an alias is the served version")
-        done.set()
-        turns = [turn for worker in workers for turn in await worker]
+        turns = await _amid_swaps(engine, subject, 3, engine.alias)
         await raises(InvalidFieldError, engine.alias(10))
         await install(engine, subject, 12)
         ids = prompt(subject, 5)
@@ -258,20 +254,20 @@ async def a_cancelled_call_frees_its_slot(subject: Subject) -> None:
 
 
 async def a_stop_token_ends_the_turn_and_is_part_of_it(subject: Subject) -> None:
-    """STOP exactly where a stop token was sampled, LENGTH at `max_tokens`."""
+    """`length` at `max_tokens` alone, and not where a stop token was sampled."""
     stops = (1, 3)
     async with serving(subject, slots=4, max_context=64, stop_tokens=stops) as engine:
         require(engine.stop_token_ids == frozenset(stops), "stop_token_ids are those asked for")
-        seen: set[FinishReason] = set()
+        seen: set[bool] = set()
         for seed in range(24):
             turn = await engine.generate(request(f"s{seed}", prompt(subject, 4, seed=seed), 4))
             engine.release(f"s{seed}")
-            seen.add(turn.finish)
+            seen.add(turn.length)
             stopped = np.isin(turn.token_ids, stops)
             require(not stopped[:-1].any(), "nothing follows a stop token")
-            require(bool(stopped[-1]) == (turn.finish is FinishReason.STOP), "STOP means stopped")
+            require(bool(stopped[-1]) is not turn.length, "length means that no stop token came")
             size = turn.token_ids.size
-            require(turn.finish is FinishReason.STOP or size == 4, "LENGTH means max_tokens")
+            require(not turn.length or size == 4, "length means max_tokens")
         require(len(seen) == 2, "turns of both kinds were seen")
 
 
@@ -285,7 +281,7 @@ async def a_prompt_must_leave_room(subject: Subject) -> None:
         require("16" in error.message and error.value == "16", "the error names the numbers")
         ids = prompt(subject, 15)
         turn = await engine.generate(request("a", ids, max_tokens=4))
-        require(turn.finish is FinishReason.LENGTH, "a full context ends the turn for its length")
+        require(turn.length, "a full context ends the turn for its length")
         require(turn.token_ids.size == 1, "one token fits")
         check_turn(subject, ids, turn, 1.0)
 
@@ -322,10 +318,10 @@ async def a_logprob_that_is_not_finite_fails_its_call_alone(subject: Subject) ->
             calls = (request(name, bad, 4), request("c", good, 4, temperature=0.0))
             lost, kept = await asyncio.gather(*map(engine.generate, calls), return_exceptions=True)
             require(isinstance(lost, NonFiniteLogprobError), f"the poisoned call fails: {lost}")
-            require(isinstance(kept, Generation), f"the other call does not: {kept}")
+            require(isinstance(kept, Generated), f"the other call does not: {kept}")
             require(engine.non_finite == lost_calls, "calls that fail so are counted")
             again = await engine.generate(request(name, good, 4, temperature=0.0))
-            same = isinstance(kept, Generation) and np.allclose(
+            same = isinstance(kept, Generated) and np.allclose(
                 again.logprobs, kept.logprobs, atol=TOLERANCE, equal_nan=False
             )
             require(same, "the slot of the call that failed is as good as new")

@@ -9,8 +9,9 @@ from typing import Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.record import Generated
 from treadle_core.tickets import Sampling
-from treadle_rollout.ports import Engine, Generation, GenerationRequest
+from treadle_rollout.ports import Engine, GenerationRequest
 
 TOLERANCE = 1e-4
 """Largest difference of two log-probabilities of one token that counts as none."""
@@ -145,7 +146,7 @@ async def raises(kind: type[E], call: Awaitable[object]) -> E:
     raise ConformanceError(f"{kind.__name__} was expected, not {outcome}")
 
 
-def check_turn(subject: Subject, token_ids: Ids, turn: Generation, temperature: float) -> None:
+def check_turn(subject: Subject, token_ids: Ids, turn: Generated, temperature: float) -> None:
     """Shapes agree, and each token has the log-probability of the version that it states."""
     check_shapes(turn)
     whole = np.concatenate([token_ids, turn.token_ids])
@@ -155,7 +156,7 @@ def check_turn(subject: Subject, token_ids: Ids, turn: Generation, temperature: 
         check_logprobs(int(version), fresh[own], turn.logprobs[own])
 
 
-def check_shapes(turn: Generation) -> None:
+def check_shapes(turn: Generated) -> None:
     """A turn has tokens, its arrays agree, and no token attends to keys of another version."""
     size = turn.token_ids.size
     require(size > 0, "a turn has a token")

@@ -1,6 +1,5 @@
 """What is reported of an attempt, and what a refusal of the report means."""
 
-import hashlib
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -9,7 +8,8 @@ import numpy as np
 from treadle_agents.loop import Outcome
 from treadle_core.episodes import Segment
 from treadle_core.errors import Kind, TreadleError
-from treadle_rollout.ports import Payload, Result
+from treadle_payloads.store import INLINE_LIMIT, PayloadReference
+from treadle_rollout.ports import Result
 
 
 class Verdict(StrEnum):
@@ -45,12 +45,11 @@ def result_of(
     outcome: Outcome,
     *,
     data: bytes,
-    inline_limit: int,
     traceparent: str,
 ) -> Result:
     """The report of an episode whose segments are serialised as `data`.
 
-    The bytes travel inside it when they are at most `inline_limit`.
+    The bytes travel inside it when they are at most INLINE_LIMIT.
     """
     return Result(
         reward=outcome.reward,
@@ -61,11 +60,8 @@ def result_of(
         num_trained=sum(segment.num_trained for segment in segments),
         versions=versions_of(segments),
         traceparent=traceparent,
-        payload=Payload(
-            sha256=hashlib.sha256(data).hexdigest(),
-            size=len(data),
-            inline=data if len(data) <= inline_limit else None,
-        ),
+        payload=PayloadReference.of(data),
+        inline=data if len(data) <= INLINE_LIMIT else None,
     )
 
 

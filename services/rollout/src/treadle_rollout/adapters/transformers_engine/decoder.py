@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from treadle_agents.record import Generated
 from treadle_core.errors import TreadleError
 from treadle_rollout.adapters.transformers_engine.batch import plan
 from treadle_rollout.adapters.transformers_engine.policy import Policy
 from treadle_rollout.adapters.transformers_engine.sampling import sample
 from treadle_rollout.adapters.transformers_engine.slots import Slots
 from treadle_rollout.core.errors import NonFiniteLogprobError
-from treadle_rollout.ports import FinishReason, Generation, GenerationRequest
+from treadle_rollout.ports import GenerationRequest
 
 
 @dataclass(slots=True)
@@ -83,10 +84,6 @@ class Decoder:
         """Forgets what is cached for a session."""
         self._slots.release(session)
 
-    def calls(self) -> list[int]:
-        """All that wait or run."""
-        return [*self._waiting, *self._slots.running_calls()]
-
     def install(self, version: int) -> None:
         """Serves the weights that arrived; what runs recomputes its keys under them."""
         self._policy.install()
@@ -97,7 +94,7 @@ class Decoder:
         """Serves the same weights under another number; keys of these weights stay."""
         self.version = version
 
-    def step(self) -> list[tuple[int, Generation | TreadleError]]:
+    def step(self) -> list[tuple[int, Generated | TreadleError]]:
         """One forward. Returns the calls that ended in it."""
         self._seat_waiting()
         batch = plan(self._slots, self._batch_tokens, singly=self._singly)
@@ -121,7 +118,7 @@ class Decoder:
 
     def _record(
         self, chosen: np.ndarray[tuple[int], np.dtype[np.int64]], logits: torch.Tensor
-    ) -> list[tuple[int, Generation | TreadleError]]:
+    ) -> list[tuple[int, Generated | TreadleError]]:
         """Samples the next token of each chosen slot and ends the calls that are done."""
         slots = self._slots
         token_ids, logprobs = sample(logits, slots.temperature[chosen], self._generator)
@@ -141,7 +138,7 @@ class Decoder:
 
     def _ended(
         self, slot: int, *, stopped: bool, lost: bool
-    ) -> tuple[int, Generation | TreadleError]:
+    ) -> tuple[int, Generated | TreadleError]:
         call = int(self._slots.call[slot])
         if lost:
             last = int(self._slots.known[slot]) - 1
@@ -152,10 +149,9 @@ class Decoder:
                 position=last,
                 value=float(self._slots.logprobs[slot, last]),
             )
-        finish = FinishReason.STOP if stopped else FinishReason.LENGTH
-        generation = self._slots.generation(slot, finish)
+        made = self._slots.generated(slot, length=not stopped)
         self._slots.end(slot)
-        return call, generation
+        return call, made
 
     def _drop(self, slot: int) -> None:
         """Ends a call whose keys no finite token vouches for, so none of them is kept."""

@@ -8,30 +8,29 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError, TreadleError
 from treadle_rollout.adapters.transformers_engine.acceptance import accept
 from treadle_rollout.adapters.transformers_engine.decoder import Counts, Decoder
 from treadle_rollout.adapters.transformers_engine.policy import Policy
 from treadle_rollout.adapters.transformers_engine.stops import stop_token_ids
 from treadle_rollout.core.errors import (
-    ContextOverflowError,
     EngineBrokenError,
     EngineClosedError,
 )
-from treadle_rollout.ports import Generation, GenerationRequest
+from treadle_rollout.core.requests import check_request
+from treadle_rollout.ports import GenerationRequest
 from treadle_weights.layouts import Layout
 
 _BATCH_TOKENS = 2048
@@ -47,37 +46,9 @@ prompt is fed token by token where it would hold up a majority."""
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    call: int
-    request: GenerationRequest
-    future: "asyncio.Future[Generation]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Release:
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Install:
-    version: int
-    future: "asyncio.Future[None]"
-    aliased: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    pass
-
-
-_Order: TypeAlias = _Submit | _Cancel | _Release | _Install | _Close
-_Answer: TypeAlias = "tuple[asyncio.Future[Generation] | asyncio.Future[None], object]"
+_Answer: TypeAlias = "tuple[asyncio.Future[Any], object]"
+_Order: TypeAlias = "Callable[[], None] | None"
+"""What the thread does next; None: it ends."""
 
 
 class TransformersEngine:
@@ -139,11 +110,11 @@ class TransformersEngine:
         )
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._numbers = itertools.count()
-        self._futures: dict[int, asyncio.Future[Generation]] = {}
-        # Guards the hand-over at the thread's end: an order is either seen by it or refused.
+        # By the number of what was asked, until it is answered.
+        self._open: dict[int, asyncio.Future[Any]] = {}
+        # Guards the hand-over at the thread's end: what is asked is answered by it, or refused.
         self._gate = threading.Lock()
         self._ended: Callable[[], TreadleError] | None = None
-        self._installing: asyncio.Future[None] | None = None
         self._thread = threading.Thread(target=self._decode, name="decode", daemon=True)
         self._thread.start()
 
@@ -182,7 +153,7 @@ class TransformersEngine:
         """What was done so far; rises while it is read."""
         return self._decoder.counts
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generated:
         """Samples one turn. Cancelling the call frees its place at the next token.
 
         Raises:
@@ -192,21 +163,18 @@ class TransformersEngine:
             EngineClosedError: the engine is or was closed.
             EngineBrokenError: decoding ended by an unexpected error.
         """
-        self._check(request)
+        check_request(request, vocabulary=self._policy.vocabulary, max_context=self._max_context)
         call = next(self._numbers)
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._send(_Submit(call, request, future))
+        future = self._ask(call, partial(self._decoder.submit, call, request))
         try:
             return await future
         except asyncio.CancelledError:
-            with contextlib.suppress(EngineClosedError, EngineBrokenError):
-                self._send(_Cancel(call))
+            self._tell(partial(self._cancel, call))
             raise
 
     def release(self, session: str) -> None:
         """Forgets what is cached for a session; unknown sessions are ignored."""
-        with contextlib.suppress(EngineClosedError, EngineBrokenError):
-            self._send(_Release(session))
+        self._tell(partial(self._decoder.release, session))
 
     async def install(self, version: int) -> None:
         """Makes the bytes in `arrival` the served version, wholly, between two tokens.
@@ -220,7 +188,7 @@ class TransformersEngine:
         """
         if version < max(self.served_version, 1):
             raise InvalidFieldError("version", limit=f">= {self.served_version}", value=version)
-        await self._swap(version, aliased=False)
+        await self._swap(self._decoder.install, version)
 
     async def alias(self, version: int) -> None:
         """Serves on under another number: the weights of `version` are those served, bit for bit.
@@ -232,44 +200,35 @@ class TransformersEngine:
         served = self.served_version
         if not 0 < served <= version:
             raise InvalidFieldError("version", limit=f">= {served} > 0", value=version)
-        await self._swap(version, aliased=True)
+        await self._swap(self._decoder.alias, version)
 
     async def close(self) -> None:
         """Fails what runs with EngineClosedError and ends the thread; may be called again."""
-        with contextlib.suppress(EngineClosedError, EngineBrokenError):
-            self._send(_Close())
+        self._tell(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def _swap(self, version: int, *, aliased: bool) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._send(_Install(version, future, aliased))
+    async def _swap(self, swap: Callable[[int], None], version: int) -> None:
+        number = next(self._numbers)
+        future = self._ask(number, partial(self._serve, number, swap, version))
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait([future])
             raise
 
-    def _check(self, request: GenerationRequest) -> None:
-        ids, sampling = request.token_ids, request.sampling
-        if ids.ndim != 1 or ids.size == 0 or ids.dtype != np.int32:
-            shape = f"{ids.dtype.name} {list(ids.shape)}"
-            raise InvalidFieldError("token_ids", limit="int32 [P], P >= 1", value=shape)
-        if ids.size >= self._max_context:
-            raise ContextOverflowError(prompt_tokens=ids.size, max_context=self._max_context)
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= self._policy.vocabulary:
-            limit = f"0 to {self._policy.vocabulary - 1}"
-            raise InvalidFieldError("token_ids", limit=limit, value=low if low < 0 else high)
-        if sampling.max_tokens < 1:
-            raise InvalidFieldError("max_tokens", limit=">= 1", value=sampling.max_tokens)
-        if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-            raise InvalidFieldError("temperature", limit=">= 0", value=sampling.temperature)
-
-    def _send(self, order: _Order) -> None:
+    def _ask(self, number: int, order: _Order) -> "asyncio.Future[Any]":
+        """Sends an order that is answered under its number. Raises what ended the thread."""
+        future = asyncio.get_running_loop().create_future()
         with self._gate:
             if self._ended is not None:
                 raise self._ended()
+            self._open[number] = future
             self._orders.put(order)
+        return future
+
+    def _tell(self, order: _Order) -> None:
+        """Sends an order that nobody waits for; a thread that has ended needs none."""
+        self._orders.put(order)
 
     def _decode(self) -> None:
         """The thread: orders, one step, answers; until closed or broken."""
@@ -277,9 +236,7 @@ class TransformersEngine:
         try:
             with torch.inference_mode():
                 while self._take_orders():
-                    self._answer(
-                        [(self._futures.pop(call), out) for call, out in self._decoder.step()]
-                    )
+                    self._answer(self._decoder.step())
         except Exception as error:
             _logger.exception("decoding ended")
             ended = partial(EngineBrokenError, error)
@@ -288,49 +245,34 @@ class TransformersEngine:
     def _take_orders(self) -> bool:
         """Carries out what was ordered; waits for an order where a step would do nothing."""
         while self._decoder.idle or not self._orders.empty():
-            match self._orders.get():
-                case _Submit(call, request, future):
-                    self._futures[call] = future
-                    self._decoder.submit(call, request)
-                case _Cancel(call):
-                    self._decoder.cancel(call)
-                    self._futures.pop(call, None)
-                case _Release(session):
-                    self._decoder.release(session)
-                case _Install() as order:
-                    self._install(order)
-                case _Close():
-                    return False
+            order = self._orders.get()
+            if order is None:
+                return False
+            order()
         return True
 
-    def _install(self, order: _Install) -> None:
-        self._installing = order.future
-        if order.version > self._decoder.version:
-            change = self._decoder.alias if order.aliased else self._decoder.install
-            change(order.version)
-        self._installing = None
-        self._answer([(order.future, None)])
+    def _cancel(self, call: int) -> None:
+        self._decoder.cancel(call)
+        self._open.pop(call, None)
+
+    def _serve(self, number: int, swap: Callable[[int], None], version: int) -> None:
+        if version > self._decoder.version:
+            swap(version)
+        self._answer([(number, None)])
 
     def _end(self, error: Callable[[], TreadleError]) -> None:
         """Refuses further orders and fails all that are open."""
         with self._gate:
             self._ended = error
-        answers: list[_Answer] = [(future, error()) for future in self._futures.values()]
-        self._futures.clear()
-        if self._installing is not None:
-            answers.append((self._installing, error()))
-        while not self._orders.empty():
-            match self._orders.get():
-                case _Submit(_, _, future) | _Install(_, future, _):
-                    answers.append((future, error()))
-                case _:
-                    pass
-        self._answer(answers)
+        self._answer([(number, error()) for number in self._open])
 
-    def _answer(self, answers: Sequence[_Answer]) -> None:
+    def _answer(self, answers: Sequence[tuple[int, object]]) -> None:
         """Wakes each event loop once."""
-        for loop in {future.get_loop() for future, _ in answers}:
-            own = [answer for answer in answers if answer[0].get_loop() is loop]
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+        for number, outcome in answers:
+            future = self._open.pop(number)
+            by_loop.setdefault(future.get_loop(), []).append((future, outcome))
+        for loop, own in by_loop.items():
             # A loop that was closed has nobody left who waits.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_deliver, own)
@@ -343,4 +285,4 @@ def _deliver(answers: Sequence[_Answer]) -> None:
         if isinstance(outcome, TreadleError):
             future.set_exception(outcome)
         else:
-            future.set_result(outcome)  # pyright: ignore[reportArgumentType]
+            future.set_result(outcome)

@@ -7,7 +7,8 @@ import heapq
 
 import numpy as np
 
-from treadle_rollout.ports import FinishReason, Generation, GenerationRequest
+from treadle_agents.record import Generated
+from treadle_rollout.ports import GenerationRequest
 
 _NONE = -1
 
@@ -74,10 +75,6 @@ class Slots:
         """The slot that the call runs in, if it does."""
         return self._slot_of.get(call)
 
-    def running_calls(self) -> list[int]:
-        """All calls that run."""
-        return list(self._slot_of)
-
     def end(self, slot: int) -> None:
         """Ends what runs in the slot: it turns idle, or free where the session was released."""
         del self._slot_of[int(self.call[slot])]
@@ -87,17 +84,17 @@ class Slots:
         else:
             self._idle[slot] = None
 
-    def generation(self, slot: int, finish: FinishReason) -> Generation:
+    def generated(self, slot: int, *, length: bool) -> Generated:
         """What was sampled in the slot's turn, copied."""
         turn = slice(int(self._prompt[slot]), int(self.known[slot]))
         versions = self.versions[slot, turn].copy()
-        return Generation(
+        return Generated(
             token_ids=self.token_ids[slot, turn].astype(np.int32),
             logprobs=self.logprobs[slot, turn].copy(),
             policy_version=versions,
             # No key outlives other weights, so the oldest version is the one that sampled.
             context_version=versions,
-            finish=finish,
+            length=length,
         )
 
     def release(self, session: str) -> None:
