@@ -192,19 +192,18 @@ def canonical(name: str) -> str:
 
 
 def main() -> int:
-    """Proves, locks or passes on; 0 where everything holds or no CPython 3.9 is there."""
+    """Proves, locks or passes on; 0 where everything holds, or Pants cannot be had."""
     if sys.argv[1:] == ["lock"]:
         lock()
         return 0
     start = time.monotonic()
     python = python39()
     if python is None:
-        report([Measure("pants_skipped", 1, "runs")])
-        print(
-            "SKIPPED: Pants needs a CPython 3.9, and none is on PATH or in pyenv", file=sys.stderr
-        )
-        return 0
-    install(python)
+        return skipped("it needs a CPython 3.9, and none is on PATH or in pyenv")
+    try:
+        install(python)
+    except subprocess.CalledProcessError as error:
+        return skipped(f"it cannot be installed here: {error}")
     if sys.argv[1:]:
         pants(*sys.argv[1:])
         return 0
@@ -214,6 +213,12 @@ def main() -> int:
     shutil.rmtree(ROOM / "dist", ignore_errors=True)
     (ROOM / "dist").mkdir()
     return prove(start)
+
+
+def skipped(why: str) -> int:
+    """Says loudly that nothing was proven, and why."""
+    print(f"SKIPPED: Pants: {why}", file=sys.stderr)
+    return report([Measure("pants_skipped", 1, "runs")])
 
 
 def prove(start: float) -> int:
