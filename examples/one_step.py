@@ -27,8 +27,7 @@ from treadle_core.tickets import Sampling, Ticket
 from treadle_experience.core import checkpoints, results, steps, tickets, versions
 from treadle_experience.core.rules import Rules
 from treadle_experience.core.run import TRAINING, Run
-from treadle_experience.core.state import Result
-from treadle_experience.core.tickets import Attempt
+from treadle_experience.core.state import Attempt, Result
 from treadle_payloads.codec import decode_payload, encode_payload
 from treadle_refit.core.fleet import Fleet, Report
 from treadle_refit.core.orders import Install, Load, next_order, pending

@@ -18,7 +18,9 @@ from badinput_harness import (
     Disk,
     Peer,
     Service,
+    begin_without_version,
     experience_settings,
+    refit_beside,
     serving,
     sums,
     until,
@@ -26,6 +28,8 @@ from badinput_harness import (
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from treadle_experience.adapters.sqlite import FILE_NAME, read_journal
+from treadle_experience.core.state import Cause
+from treadle_experience.core.transitions import AttemptEnded, TaskOpened
 from treadle_weights.layouts import whole
 from treadle_weights.shared_memory import SharedMemory
 from treadle_weights.wire import arena_from_wire, digests_to_wire, layout_to_wire
@@ -74,16 +78,14 @@ class Loop:
 
     def failures(self) -> dict[str, list[tuple[str, str]]]:
         """Class and message of every failed attempt, by what its task told its agent to do."""
-        entries = read_journal(self.directory / FILE_NAME).entries
         does: dict[str, str] = {}
         found: dict[str, list[tuple[str, str]]] = {}
-        for entry in entries:
-            if entry.kind == "task_opened":
-                does |= dict.fromkeys(entry.body["episode_ids"], entry.body["spec"]["do"])
-            elif entry.kind == "attempt_ended" and entry.body["cause"] == "failed":
-                do = does[entry.body["episode_id"]]
-                failure = (entry.body["failure_class"], entry.body["message"])
-                found.setdefault(do, []).append(failure)
+        for happened in read_journal(self.directory / FILE_NAME).journal:
+            if isinstance(happened, TaskOpened):
+                does |= dict.fromkeys(happened.episode_ids, happened.spec["do"])
+            elif isinstance(happened, AttemptEnded) and happened.cause is Cause.FAILED:
+                failure = (happened.failure_class, happened.message)
+                found.setdefault(does[happened.episode_id], []).append(failure)
         return found
 
 
@@ -93,24 +95,19 @@ def looping(
 ) -> Iterator[Loop]:
     """Runs the services on one task for each of `does`, with one episode each."""
     save_tokenizer(directory)
-    shared = {"name": "shared_memory", "directory": str(directory)}
     settings = experience_settings(
         directory, directory, group_size=1, tasks_per_step=1, max_lag=len(does), retries=1, **run
     )
     tasks = [json.dumps({"prompt": "c", "do": do}) for do in does]
     (directory / "tasks.jsonl").write_text("\n".join(tasks) + "\n", encoding="utf-8")
-    common = {"run": settings["run"], "transport": shared}
     experience = Service("experience", directory, settings, inside)
-    refit = {
-        **common,
-        "listen": f"unix:{directory}/refit",
-        "experience_address": settings["listen"],
-    }
+    refit = refit_beside(experience)
     rollout = {
-        **common,
+        "run": settings["run"],
+        "transport": refit.settings["transport"],
         "listen": f"unix:{directory}/rollout",
         "experience_address": settings["listen"],
-        "refit_address": refit["listen"],
+        "refit_address": refit.settings["listen"],
         "engine": {"name": "scripted", "vocabulary": len(VOCABULARY), "max_context": 32768},
         "agent": agent,
         "slots": 4,
@@ -122,14 +119,9 @@ def looping(
     with contextlib.ExitStack() as stack:
         ledger = stack.enter_context(serving(experience))
         begin_without_version(ledger)
-        fleet = stack.enter_context(serving(Service("refit", directory, refit, inside)))
+        fleet = stack.enter_context(serving(refit))
         stack.enter_context(serving(playing))
         yield Loop(directory, ledger, fleet, playing)
-
-
-def begin_without_version(peer: Peer) -> None:
-    peer("AcquireRun", holder="trainer")
-    peer("CommitCheckpoint", trainer_epoch=1, digest="a" * 64, step=0, path="c/0")
 
 
 BAD = {

@@ -19,6 +19,7 @@ from badinput_harness import (
     completion,
     experience_settings,
     lease,
+    refit_beside,
     refusal,
     serving,
     sums,
@@ -86,18 +87,8 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: Any) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("run")
-    values = experience_settings(directory, directory)
-    run = Service("experience", directory, values)
-    refit = Service(
-        "refit",
-        directory,
-        {
-            "run": values["run"],
-            "listen": f"unix:{directory}/refit",
-            "experience_address": values["listen"],
-            "transport": {"name": "shared_memory", "directory": str(directory)},
-        },
-    )
+    run = Service("experience", directory, experience_settings(directory, directory))
+    refit = refit_beside(run)
     with serving(run) as experience, serving(refit) as peer:
         begin(experience)
         (ticket,) = lease(experience)

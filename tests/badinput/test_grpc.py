@@ -22,10 +22,10 @@ from badinput_harness import (
     result,
     serving,
     sums,
-    waiting,
 )
 
 from treadle_runtime.channel import MESSAGE_LIMIT
+from treadle_runtime.fields import duration
 
 pytestmark = pytest.mark.processes
 
@@ -128,7 +128,7 @@ ROWS = [
     ("G4-path-nul", "CommitCheckpoint", {**CHECKPOINT, "path": "c\0"}, "path"),
     ("G5-tickets", "LeaseTickets", LEASE | {"max_tickets": 0}, "max_tickets"),
     ("G5-slots", "LeaseTickets", LEASE | {"slots": -1}, "slots"),
-    ("G5-wait", "LeaseTickets", LEASE | {"wait": waiting(-1)}, "wait"),
+    ("G5-wait", "LeaseTickets", LEASE | {"wait": duration(-1)}, "wait"),
     ("G5-attempt", "FailEpisode", FAIL | {"attempt": {**EPISODE, "attempt": 0}}, "attempt.attempt"),
     ("G5-served", "RenewLeases", {"replica_id": "r1", "served_version": -1}, "served_version"),
     ("G5-claim", "ClaimStep", CLAIM | {"step": 0}, "step"),
@@ -251,7 +251,7 @@ def test_g24_a_call_that_is_cancelled_while_it_waits_leaves_nothing(world: World
     ticket = world.ticket()
     before = world.ledger()
     position = before[0].position
-    request = world.peer.request("GetRun", after=position, wait=waiting(20))
+    request = world.peer.request("GetRun", after=position, wait=duration(20))
     path = "/treadle.experience.v1.ExperienceService/GetRun"
 
     call = world.peer._channel.unary_unary(path).future(request.SerializeToString(), timeout=20)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from badinput_harness import Peer, Service, begin, experience_settings, serving, sums, waiting
+from badinput_harness import Peer, Service, begin, experience_settings, refit_beside, serving, sums
 
 from treadle.refit.v1 import refit_service_pb2 as pb
 from treadle_runtime.channel import MESSAGE_LIMIT
+from treadle_runtime.fields import duration
 from treadle_weights.layouts import whole
 from treadle_weights.wire import layout_to_wire
 
@@ -35,18 +36,8 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: Any) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("run")
-    settings = experience_settings(directory, directory)
-    run = Service("experience", directory, settings)
-    refit = Service(
-        "refit",
-        directory,
-        {
-            "run": settings["run"],
-            "listen": f"unix:{directory}/refit",
-            "experience_address": settings["listen"],
-            "transport": {"name": "shared_memory", "directory": str(directory)},
-        },
-    )
+    run = Service("experience", directory, experience_settings(directory, directory))
+    refit = refit_beside(run)
     with serving(run) as ledger, serving(refit) as peer:
         begin(ledger)
         yield World(refit, peer, ledger, run)
@@ -86,7 +77,7 @@ ROWS = [
     ("G5-version", "SendVersion", SEND | {"version": 0}, "version"),
     ("G5-verified", "Attend", ATTEND | {"verified": -1}, "verified"),
     ("G5-serving", "Attend", ATTEND | {"serving": -1}, "serving"),
-    ("G5-wait", "Attend", ATTEND | {"wait": waiting(-1)}, "wait"),
+    ("G5-wait", "Attend", ATTEND | {"wait": duration(-1)}, "wait"),
     ("G5-published", "AwaitDemand", {"published_version": -1}, "published_version"),
     ("G11-dtype", "OpenVersion", OPEN | {"layout": rectangle(dtype="object")}, "a.dtype"),
     ("G11-shape", "OpenVersion", OPEN | {"layout": rectangle(shape=[-4])}, "a.stop"),

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from e2e_harness import ROOT
 
 pytestmark = [pytest.mark.chaos, pytest.mark.e2e]
 
@@ -46,7 +47,7 @@ def another_trainer(run, directory: Path):
     listen = f"listen=unix:{directory / 'another.sock'}"
     command = [sys.executable, "-m", "treadle_trainer.main", "--config", str(config), listen]
     with (directory / "another.log").open("ab") as log:
-        process = subprocess.Popen(command, cwd=run.root, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
         yield process
     finally:

@@ -1,23 +1,11 @@
 """A wrong recipe is told before anything starts."""
 
-import subprocess
-import sys
-
 import pytest
-from e2e_harness import RECIPE, ROOT
+from e2e_harness import RECIPE, treadle
 
 
 def refused(*overrides: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "treadle_cli.main", "train", RECIPE, *overrides],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    return done.stderr
+    return treadle("train", RECIPE, *overrides, status=2).stderr
 
 
 def test_all_problems_are_told_at_once(tmp_path) -> None:

@@ -126,15 +126,28 @@ def test_overrides_reach_into_the_recipe() -> None:
     assert parse_overrides(["a.b=1", "a.c=[2, x]"]) == {"a": {"b": 1, "c": [2, "x"]}}
 
 
-def test_a_deep_run_directory_gets_short_socket_paths(
+def test_a_deep_run_directory_gets_short_socket_paths_that_do_not_outlive_the_run(
     recipe: dict[str, Any], tmp_path: Path
 ) -> None:
     recipe["run"]["dir"] = str(tmp_path / ("deep" * 30))
 
     plan = compose.compose(recipe)
 
-    for values in plan.services.values():
-        assert len(values["listen"].removeprefix("unix:")) < 108 - len(".lock")
+    paths = [Path(values["listen"].removeprefix("unix:")) for values in plan.services.values()]
+    assert all(len(str(path)) < 108 - len(".lock") for path in paths)
+    (folder,) = {path.parent for path in paths}
+    folder.mkdir()
+    compose.remove_sockets(plan.directory)
+    assert not folder.exists()
+
+
+def test_a_folder_of_sockets_within_the_run_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "sockets"
+    folder.mkdir(parents=True)
+
+    compose.remove_sockets(tmp_path / "run")
+
+    assert folder.is_dir()
 
 
 def test_the_record_of_a_run_is_plain_json(recipe: dict[str, Any], tmp_path: Path) -> None:

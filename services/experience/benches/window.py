@@ -26,8 +26,7 @@ from treadle_core.tickets import Sampling, Ticket
 from treadle_experience.core import checkpoints, results, steps, tickets, versions
 from treadle_experience.core.rules import Rules
 from treadle_experience.core.run import TRAINING, Run
-from treadle_experience.core.state import Result, training_task_id
-from treadle_experience.core.tickets import Attempt
+from treadle_experience.core.state import Attempt, Result, training_task_id
 from treadle_runtime.measures import Measure, report
 
 LAG_GOAL, SPEED_GOAL, SAVING = 0.7, 0.97, 0.6

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from treadle_core.episodes import FailureClass, Termination
+from treadle_core.faults import Fault, FaultReason
 from treadle_core.tickets import Sampling, Ticket
 from treadle_experience.core import checkpoints, faults, results, steps, tickets, versions
 from treadle_experience.core.audit import Account, reconcile
-from treadle_experience.core.faults import Fault, FaultReason
 from treadle_experience.core.filters import Filter
 from treadle_experience.core.rules import EvaluationRules, EvaluationSet, Rules
 from treadle_experience.core.run import Run
-from treadle_experience.core.state import Episode, Result, RunState
-from treadle_experience.core.tickets import Attempt, Failure
+from treadle_experience.core.state import Attempt, Episode, Result, RunState
+from treadle_experience.core.tickets import Failure
 from treadle_experience.core.transitions import Transition
 
 RULES = Rules(

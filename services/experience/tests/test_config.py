@@ -4,8 +4,6 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from treadle_core.errors import InvalidFieldError
-from treadle_experience.adapters.jsonl import JsonlTasks
 from treadle_experience.config import ExperienceConfig
 from treadle_runtime.config import problems
 
@@ -112,37 +110,3 @@ def test_names_of_sets_are_ids_and_differ(name) -> None:
 
     with pytest.raises(ValidationError, match="sets"):
         read(evaluation=evaluation)
-
-
-def test_jsonl_tasks_are_the_lines_of_the_file(tmp_path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text('{"prompt": "ä", "n": [1, {"x": null}]}\n{"prompt": "b"}\n', encoding="utf-8")
-
-    tasks = JsonlTasks(str(path))
-
-    assert [tasks.read(cursor) for cursor in (0, 1, 2, 0)] == [
-        {"prompt": "ä", "n": [1, {"x": None}]},
-        {"prompt": "b"},
-        None,
-        {"prompt": "ä", "n": [1, {"x": None}]},
-    ]
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["[1]", "{", "", '{"x": NaN}', "\udcff", "[" * 100_000],
-    ids=["list", "open", "blank", "nan", "utf8", "deep"],
-)
-def test_a_line_that_is_no_task_is_named(tmp_path, line) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_bytes(b'{"a": 1}\n' + line.encode("utf-8", "surrogateescape") + b"\n")
-
-    with pytest.raises(InvalidFieldError) as caught:
-        JsonlTasks(str(path))
-
-    assert caught.value.field == f"{path}:2"
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
-    with pytest.raises(InvalidFieldError, match=r"source\.path"):
-        JsonlTasks(str(tmp_path / "none.jsonl"))

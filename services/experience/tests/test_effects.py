@@ -106,9 +106,9 @@ def test_counts_are_logged_when_there_is_news(make_world, make_effects, tmp_path
     world = make_world().start()
     effects = make_effects(world)
 
-    effects.log_counts()
-    effects.log_counts()
+    effects.log_counts({})
+    effects.log_counts({})
     world.lease(1, 1)
-    effects.log_counts()
+    effects.log_counts({})
 
     assert [row.get("episodes_issued", 0) for row in rows(tmp_path)] == [0, 1]

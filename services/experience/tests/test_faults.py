@@ -2,6 +2,7 @@
 
 import pytest
 
+from treadle_core.faults import Fault, FaultReason
 from treadle_experience.core import faults, steps
 from treadle_experience.core.errors import (
     StaleAttemptError,
@@ -9,7 +10,6 @@ from treadle_experience.core.errors import (
     TrainerFencedError,
     UnknownEpisodeError,
 )
-from treadle_experience.core.faults import Fault, FaultReason
 from treadle_experience.core.rules import Overdue
 from treadle_experience.core.state import EpisodeState, TaskState
 

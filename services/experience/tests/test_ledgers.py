@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from treadle_core.errors import InvalidFieldError
+from treadle_core.errors import InvalidFieldError, WrongRunError
+from treadle_core.faults import FaultReason
 from treadle_experience.adapters.memory import MemoryLedger
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger, read_journal
 from treadle_experience.core import versions
@@ -18,9 +19,7 @@ from treadle_experience.core.errors import (
     LedgerFormatError,
     LedgerFullError,
     WriterFencedError,
-    WrongRunError,
 )
-from treadle_experience.core.faults import FaultReason
 from treadle_experience.core.run import Run
 from treadle_experience.core.transitions import (
     KINDS,

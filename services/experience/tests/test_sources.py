@@ -51,6 +51,16 @@ def jsonl(path: Path) -> Path:
     return path
 
 
+def test_jsonl_tasks_are_the_lines_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"prompt": "ä", "n": [1, {"x": null}]}\n{"prompt": "b"}\n', encoding="utf-8")
+
+    tasks = JsonlTasks(str(path))
+
+    first, second = {"prompt": "ä", "n": [1, {"x": None}]}, {"prompt": "b"}
+    assert [tasks.read(cursor) for cursor in (0, 1, 2, 0)] == [first, second, None, first]
+
+
 def test_columns_are_renamed_and_others_left_out(tmp_path: Path) -> None:
     tasks = JsonlTasks(str(jsonl(tmp_path / "a.jsonl")), columns={"prompt": "question"}, epochs=2)
     assert tasks.read(6) == {"prompt": "1 + 1"}
@@ -71,13 +81,20 @@ def test_a_missing_column_is_told_with_line_and_nearest(tmp_path: Path) -> None:
         pytest.param("[1]", "each of its elements on a line", id="list"),
         pytest.param("", "remove it", id="empty"),
         pytest.param('{"a": NaN}', "write null", id="nan"),
+        pytest.param("\udcff", "can't decode byte", id="utf8"),
+        pytest.param("[" * 100_000, "recursion", id="deep"),
     ],
 )
 def test_a_bad_line_is_told_with_what_to_do(tmp_path: Path, line: str, told: str) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(f'{{"a": 1}}\n{line}\n')
+    path.write_bytes(b'{"a": 1}\n' + line.encode("utf-8", "surrogateescape") + b"\n")
     with pytest.raises(InvalidFieldError, match=rf"a.jsonl:2: .*{told}"):
         JsonlTasks(str(path))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFieldError, match=r"source\.path"):
+        JsonlTasks(str(tmp_path / "none.jsonl"))
 
 
 def saved(folder: Path) -> Path:

@@ -10,8 +10,7 @@ from treadle_experience.core.errors import (
     UnknownVersionError,
 )
 from treadle_experience.core.leases import Leases
-from treadle_experience.core.state import EpisodeState, TaskState
-from treadle_experience.core.tickets import Attempt
+from treadle_experience.core.state import Attempt, EpisodeState, TaskState
 
 
 def test_a_task_is_ready_when_all_members_are_done(make_world) -> None:
@@ -160,22 +159,24 @@ def test_a_failure_reported_twice_is_answered_as_the_first_time(make_world) -> N
     assert world.state.failures == {"environment": 2}
 
 
-def test_leases_end_unless_they_are_renewed_and_never_outlive_the_deadline(make_world) -> None:
+def test_leases_end_unless_they_are_renewed_and_never_outlive_the_deadline(
+    make_world, tools
+) -> None:
     world = make_world().start()
     leases = Leases(lease_s=10, deadline_s=60)
     world.save()
     kept, lost = world.lease(1, 2)
     leases.follow(world.run.take(), now=100.0)
 
-    leases.renew(kept.episode_id, 1, now=109.0)
+    leases.renew(tools.attempt(kept), now=109.0)
 
     assert leases.due(world.state, now=109.9) == []
-    assert leases.due(world.state, now=110.0) == [(lost.episode_id, 1)]
-    leases.renew(kept.episode_id, 1, now=165.0)
-    assert (kept.episode_id, 1) in leases.due(world.state, now=170.0)
+    assert leases.due(world.state, now=110.0) == [tools.attempt(lost)]
+    leases.renew(tools.attempt(kept), now=165.0)
+    assert tools.attempt(kept) in leases.due(world.state, now=170.0)
 
 
-def test_a_loaded_state_gives_every_issued_episode_a_fresh_lease(make_world) -> None:
+def test_a_loaded_state_gives_every_issued_episode_a_fresh_lease(make_world, tools) -> None:
     world = make_world().start()
     ticket = world.lease(1, 1)[0]
     leases = Leases(lease_s=10, deadline_s=60)
@@ -183,7 +184,7 @@ def test_a_loaded_state_gives_every_issued_episode_a_fresh_lease(make_world) -> 
     leases.start(world.reload(), now=500.0)
 
     assert leases.due(world.state, now=509.0) == []
-    assert leases.due(world.state, now=510.0) == [(ticket.episode_id, 1)]
+    assert leases.due(world.state, now=510.0) == [tools.attempt(ticket)]
 
 
 def test_time_in_which_the_process_stood_still_ends_no_lease(make_world) -> None:

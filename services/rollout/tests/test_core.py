@@ -12,6 +12,7 @@ from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.core.results import Verdict, verdict, versions_of
 from treadle_rollout.ports import Alias, Attempt, Install
 from treadle_runtime.errors import RemoteError
+from treadle_runtime.fields import duration
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 4), st.booleans()), max_size=40))
@@ -86,7 +87,7 @@ def test_versions_are_those_of_sampled_tokens_contexts_included() -> None:
         ("attempt", 0),
         ("attempt", -1),
         ("max_tokens", 0),
-        ("deadline", wire.duration(0)),
+        ("deadline", duration(0)),
         ("spec_json", b""),
         ("spec_json", b"[1]"),
         ("spec_json", b"\xff{}"),
@@ -100,7 +101,7 @@ def test_a_ticket_that_cannot_be_run_is_refused_by_the_name_of_its_field(
         "attempt": 1,
         "spec_json": b"{}",
         "max_tokens": 1,
-        "deadline": wire.duration(1.5),
+        "deadline": duration(1.5),
     }
     assert wire.ticket_from_wire(pb.Ticket(**good)).deadline_s == 1.5
     with pytest.raises(InvalidFieldError) as refused:

@@ -32,6 +32,7 @@ from treadle_rollout import wire
 from treadle_rollout.adapters.memory_experience import MemoryExperience
 from treadle_rollout.ports import Failure, Result
 from treadle_runtime.channel import connect
+from treadle_runtime.fields import duration
 from treadle_runtime.interceptors import CallInterceptor
 from treadle_weights.layouts import whole
 from treadle_weights.plan import plan
@@ -58,7 +59,7 @@ class Ledger(experience_grpc.ExperienceServiceServicer):
         )
         return experience_pb.LeaseTicketsResponse(
             tickets=map(ticket_to_wire, lease.tickets),
-            lease=wire.duration(lease.lease_s),
+            lease=duration(lease.lease_s),
             complete=lease.complete,
         )
 
@@ -121,7 +122,7 @@ def ticket_to_wire(ticket: Ticket) -> experience_pb.Ticket:
         spec_json=json.dumps(ticket.spec).encode(),
         temperature=ticket.sampling.temperature,
         max_tokens=ticket.sampling.max_tokens,
-        deadline=wire.duration(ticket.deadline_s),
+        deadline=duration(ticket.deadline_s),
         evaluation=ticket.evaluation,
     )
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from treadle_core.faults import FaultReason
 from treadle_payloads.codec import encode_payload
 from treadle_payloads.store import PayloadReference
 from treadle_trainer.adapters.in_memory import MemoryExperience
-from treadle_trainer.core.claims import FaultReason
 from treadle_trainer.core.culprits import culprits
 from treadle_trainer.core.step import StepSettings
 from treadle_trainer.loop import MOST_HAND_BACKS

@@ -14,6 +14,7 @@ from treadle.trainer.v1 import trainer_service_pb2 as pb
 from treadle.trainer.v1 import trainer_service_pb2_grpc as rpc
 from treadle_core.episodes import Termination
 from treadle_core.errors import InvalidFieldError
+from treadle_core.faults import Fault, FaultReason
 from treadle_payloads.store import PayloadReference
 from treadle_runtime.errors import RemoteError
 from treadle_runtime.testing import running
@@ -21,7 +22,7 @@ from treadle_trainer import wire
 from treadle_trainer.adapters.experience_client import ExperienceClient
 from treadle_trainer.adapters.in_memory import FencedError
 from treadle_trainer.adapters.refit_client import RefitClient
-from treadle_trainer.core.claims import ClaimedEpisode, Fault, FaultReason
+from treadle_trainer.core.claims import ClaimedEpisode
 from treadle_trainer.core.status import Phase, TrainerStatus
 from treadle_trainer.ports import TRAINER_FENCED, Checkpoint, NewVersion, OpenedVersion, SentVersion
 from treadle_trainer.servicer import TrainerServicer

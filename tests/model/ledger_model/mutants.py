@@ -60,10 +60,8 @@ LEDGER = (
     Mutant(
         "skipped_fence_of_attempts",
         f"{CORE}.results",
-        "        episode.attempt != attempt.attempt\n"
-        "        or episode.state is not EpisodeState.ISSUED\n"
-        "        or episode.replica_id != replica_id\n",
-        "        episode.state is not EpisodeState.ISSUED\n",
+        "    if not is_held(state, replica_id, attempt):\n",
+        "    if episode.state.value != 'issued':\n",
     ),
     Mutant(
         "skipped_fence_of_writers",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import uuid
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -162,11 +163,24 @@ def _addresses(service: str, schema: type[BaseModel], directory: Path) -> dict[s
 
 
 def _address(directory: Path, name: str) -> str:
-    path = directory.resolve() / "sockets" / f"{name}.sock"
-    if len(str(path)) > _SOCKET_PATH_LIMIT:
-        digest = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:12]
-        path = Path("/tmp") / f"treadle-{digest}" / f"{name}.sock"  # noqa: S108, short on purpose
-    return f"unix:{path}"
+    return f"unix:{_sockets(directory) / f'{name}.sock'}"
+
+
+def remove_sockets(directory: Path) -> None:
+    """Removes a folder of sockets that lies elsewhere: nobody would find it with the run."""
+    folder = _sockets(directory)
+    if folder.parent != directory.resolve():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sockets(directory: Path) -> Path:
+    """The folder of a run's sockets: its own, or where their paths would be too long another."""
+    directory = directory.resolve()
+    folder = directory / "sockets"
+    if len(str(folder / f"{max(SERVICES, key=len)}.sock")) > _SOCKET_PATH_LIMIT:
+        digest = hashlib.sha256(str(directory).encode()).hexdigest()[:12]
+        folder = Path("/tmp") / f"treadle-{digest}"  # noqa: S108, short on purpose
+    return folder
 
 
 def _recorded(directory: Path) -> dict[str, Any] | None:

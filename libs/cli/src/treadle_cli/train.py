@@ -116,6 +116,7 @@ async def run(plan: compose.Plan, recipe: dict[str, Any], *, plain: bool) -> int
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             display.report()
+            compose.remove_sockets(plan.directory)
 
 
 def _display(

@@ -67,6 +67,13 @@ class InvalidFieldError(TreadleError):
         )
 
 
+class WrongRunError(TreadleError):
+    """A request or a stored ledger belongs to another run."""
+
+    kind = Kind.PRECONDITION
+    reason = "WRONG_RUN"
+
+
 class PayloadCorruptError(TreadleError):
     """Bytes do not have the digest or the size that their reference states."""
 

@@ -33,7 +33,7 @@ class Effects:
                 if sha256 not in self.state.references:
                     self.store.delete(sha256)
 
-    def log_counts(self, more: Mapping[str, float] | None = None) -> None:
+    def log_counts(self, more: Mapping[str, float]) -> None:
         """Logs a row of counts and of what `more` says, where there is news since the last one."""
         state = self.state
         if state.position == self._position:
@@ -50,7 +50,7 @@ class Effects:
         row |= {f"failures_{name}": count for name, count in state.failures.items()}
         row |= {f"reason_{name}": count for name, count in state.reasons.items()}
         row["lost_payloads"] = state.lost_payloads
-        self.tracker.log("counts", row | dict(more or {}))
+        self.tracker.log("counts", row | dict(more))
 
     def _evaluation_row(self, scored: EvaluationScored) -> dict[str, float | int | str]:
         row: dict[str, float | int | str] = {

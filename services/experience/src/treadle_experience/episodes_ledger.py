@@ -19,9 +19,10 @@ from treadle_experience.core.state import (
     Task,
 )
 from treadle_experience.core.transitions import EpisodeDone, PayloadsReleased, TaskOpened
+from treadle_experience.payloads import load
 from treadle_payloads.codec import decode_payload
 from treadle_payloads.files import FileStore
-from treadle_payloads.store import PayloadReference, PayloadStore
+from treadle_payloads.store import PayloadStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,7 @@ def read_episodes(directory: Path) -> list[Record]:
     specs: dict[str, Mapping[str, Json]] = {}
     inline: dict[str, bytes | None] = {}
     released: dict[str, Checkpoint | None] = {}
-    for entry in read_journal(directory / FILE_NAME).entries:
-        transition = entry.transition()
+    for transition in read_journal(directory / FILE_NAME).journal:
         apply(state, transition)
         if isinstance(transition, TaskOpened):
             specs[transition.task_id] = transition.spec
@@ -118,7 +118,8 @@ def read_episodes(directory: Path) -> list[Record]:
 
 def payloads_of(directory: Path) -> PayloadStore | None:
     """Where the heavy payloads of a run lie; None where it has none."""
-    return FileStore(directory / "payloads") if (directory / "payloads").is_dir() else None
+    path = directory / "payloads"
+    return FileStore(path) if path.is_dir() else None
 
 
 def read_segments(record: Record, store: PayloadStore | None) -> tuple[Segment, ...]:
@@ -136,15 +137,7 @@ def read_segments(record: Record, store: PayloadStore | None) -> tuple[Segment, 
         )
     if record.result is None:
         raise _missing(record, f"is not there: it is {record.state}")
-    reference = PayloadReference(record.result.sha256, record.result.size)
-    if record.result.inlined:
-        if record.inline is None:
-            raise _missing(record, "is not in the ledger, and was never released")
-        reference.check(record.inline)
-        return decode_payload(record.inline)
-    if store is None:
-        raise _missing(record, "is not there: the run has no payload store")
-    return decode_payload(store.get(reference))
+    return decode_payload(load(record.result, record.inline, store))
 
 
 def _record(

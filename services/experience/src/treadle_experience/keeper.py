@@ -15,14 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn, TypeVar
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
 from treadle_core.errors import Kind, TreadleError
 from treadle_experience.core import tickets
 from treadle_experience.core.errors import LedgerFailedError, LedgerFullError, WriterFencedError
 from treadle_experience.core.leases import Leases
 from treadle_experience.core.run import Run
-from treadle_experience.core.tickets import Attempt
+from treadle_experience.core.state import Attempt
 from treadle_experience.core.transitions import Transition
 from treadle_experience.ports import Ledger
 from treadle_runtime.failpoints import failpoint
@@ -36,6 +36,7 @@ FULL_RETRY_S = 1.0
 """How often a full ledger is tried again, and after how long its callers are told to."""
 
 A = TypeVar("A")
+P = ParamSpec("P")
 Clock = Callable[[], float]
 """Monotonic seconds."""
 
@@ -97,7 +98,9 @@ class Keeper:
         up_s = self._clock() - self._began
         return {"append_s": round(self._append_s, 3), "up_s": round(up_s, 3)}
 
-    async def ask(self, decide: Callable[[Run], A]) -> A:
+    async def ask(
+        self, decide: Callable[Concatenate[Run, P], A], *args: P.args, **kwargs: P.kwargs
+    ) -> A:
         """Decides, and answers once that is durable. Raises what `decide` raises, then too.
 
         Raises LedgerFullError where there is no room for an answer; what was decided before that
@@ -108,7 +111,7 @@ class Keeper:
         if self._full is not None:
             raise _refusal(self._full)
         try:
-            answer = decide(self._run)
+            answer = decide(self._run, *args, **kwargs)
         except TreadleError as error:
             if error.kind is Kind.BROKEN:
                 self._fail(error)
@@ -142,7 +145,7 @@ class Keeper:
         """Extends the leases of attempts that are still held."""
         now = self._clock()
         for attempt in attempts:
-            self._leases.renew(attempt.episode_id, attempt.attempt, now)
+            self._leases.renew(attempt, now)
 
     async def write(self) -> None:
         """Stores what was decided, forever. Raises what made an append or a decision fail."""
@@ -168,11 +171,11 @@ class Keeper:
                 continue
             if late_s > interval_s:
                 self._leases.forgive(late_s)
-            ended = [Attempt(*lease) for lease in self._leases.due(self._run.state, now)]
+            ended = self._leases.due(self._run.state, now)
             if ended:
                 log.info("%d leases ran out", len(ended))
                 with contextlib.suppress(LedgerFullError):  # it is decided, and stored later
-                    await self.ask(lambda run, ended=ended: tickets.expire(run, ended))
+                    await self.ask(tickets.expire, ended)
 
     async def drain(self) -> None:
         """Ends all waiting and stores what was decided, unless there is no room for it."""

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
-from treadle_core.errors import InvalidFieldError
+from treadle_core.errors import InvalidFieldError, WrongRunError
 from treadle_experience.adapters.sqlite import FILE_NAME
 from treadle_experience.config import ExperienceConfig
-from treadle_experience.core.errors import LedgerFullError, WrongRunError
+from treadle_experience.core.errors import LedgerFullError
 from treadle_experience.core.filters import Filter
 from treadle_experience.core.run import TRAINING, Read, Run
 from treadle_experience.effects import Effects

@@ -1,4 +1,4 @@
-"""Checks that a result's payload is there, whole, and what the result says of it."""
+"""Payloads of results: taken in once they are whole and what the result says, and read back."""
 
 import asyncio
 from collections.abc import Iterable
@@ -51,6 +51,23 @@ async def accept(
             value=reference.sha256,
         )
     return replace(result, inlined=False), None
+
+
+def load(result: Result, inline: bytes | None, store: PayloadStore | None) -> bytes:
+    """The bytes of a recorded result's payload: `inline` as the ledger has them, or in `store`.
+
+    Raises PayloadMissingError where neither has them, or PayloadCorruptError.
+    """
+    reference = PayloadReference(result.sha256, result.size)
+    if not result.inlined and store is not None:
+        return store.get(reference)
+    if not result.inlined or inline is None:
+        place = "ledger" if result.inlined else "run, which has no payload store"
+        raise PayloadMissingError(
+            f"payload {result.sha256} is not in the {place}", field="sha256", value=result.sha256
+        )
+    reference.check(inline)
+    return inline
 
 
 def _check_content(data: bytes, result: Result) -> None:

@@ -13,7 +13,9 @@ from treadle_experience.core.rules import Rules
 from treadle_experience.core.summary import summarise
 from treadle_experience.keeper import Keeper
 from treadle_payloads.store import PayloadStore
+from treadle_runtime.fields import at_least, check_run, duration, hexadecimal, wait_s
 
+MAX_WAIT_S = 30.0
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExperienceService"].full_name
 
 
@@ -33,10 +35,10 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
     async def LeaseTickets(
         self, request: pb.LeaseTicketsRequest, context: object
     ) -> pb.LeaseTicketsResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
+        check_run(self._rules.run_id, request.run_id)
         replica_id = checked_id("replica_id", request.replica_id)
-        max_tickets = requests.at_least("max_tickets", request.max_tickets, 1)
-        slots = requests.at_least("slots", request.slots, 1)
+        max_tickets = at_least("max_tickets", request.max_tickets, 1)
+        slots = at_least("slots", request.slots, 1)
         leased, complete = await self._keeper.poll(
             lambda run: (
                 tickets.lease(
@@ -49,25 +51,23 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
                 steps.is_complete(run),
             ),
             lambda answer: bool(answer[0]) or answer[1],
-            wait_s=requests.wait_s(request.wait),
+            wait_s=min(wait_s(request.wait), MAX_WAIT_S),
         )
         return pb.LeaseTicketsResponse(
             tickets=map(wire.ticket, leased),
-            lease=wire.duration(self._rules.lease_s),
+            lease=duration(self._rules.lease_s),
             complete=complete,
         )
 
     async def RenewLeases(
         self, request: pb.RenewLeasesRequest, context: object
     ) -> pb.RenewLeasesResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
+        check_run(self._rules.run_id, request.run_id)
         replica_id = checked_id("replica_id", request.replica_id)
-        served_version = requests.at_least("served_version", request.served_version, 0)
+        served_version = at_least("served_version", request.served_version, 0)
         attempts = requests.attempts(request.attempts)
         held, revoked = await self._keeper.ask(
-            lambda run: tickets.renew(
-                run, replica_id=replica_id, served_version=served_version, attempts=attempts
-            )
+            tickets.renew, replica_id=replica_id, served_version=served_version, attempts=attempts
         )
         self._keeper.renew(held)
         return pb.RenewLeasesResponse(revoked=wire.attempts(revoked))
@@ -75,7 +75,7 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
     async def CompleteEpisode(
         self, request: pb.CompleteEpisodeRequest, context: object
     ) -> pb.CompleteEpisodeResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
+        check_run(self._rules.run_id, request.run_id)
         replica_id = checked_id("replica_id", request.replica_id)
         attempt = requests.attempt(request.attempt)
         result, inline = await payloads.accept(
@@ -85,157 +85,144 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
             limit=self._inline_limit,
         )
         duplicate = await self._keeper.ask(
-            lambda run: results.complete(
-                run, replica_id=replica_id, attempt=attempt, result=result, inline=inline
-            )
+            results.complete, replica_id=replica_id, attempt=attempt, result=result, inline=inline
         )
         return pb.CompleteEpisodeResponse(duplicate=duplicate)
 
     async def FailEpisode(
         self, request: pb.FailEpisodeRequest, context: object
     ) -> pb.FailEpisodeResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
+        check_run(self._rules.run_id, request.run_id)
         replica_id = checked_id("replica_id", request.replica_id)
         attempt = requests.attempt(request.attempt)
         failure = requests.failure(request)
         retried = await self._keeper.ask(
-            lambda run: tickets.fail(run, replica_id=replica_id, attempt=attempt, failure=failure)
+            tickets.fail, replica_id=replica_id, attempt=attempt, failure=failure
         )
         return pb.FailEpisodeResponse(retried=retried)
 
     async def ReturnTickets(
         self, request: pb.ReturnTicketsRequest, context: object
     ) -> pb.ReturnTicketsResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
+        check_run(self._rules.run_id, request.run_id)
         replica_id = checked_id("replica_id", request.replica_id)
         attempts = requests.attempts(request.attempts)
-        await self._keeper.ask(
-            lambda run: tickets.give_back(run, replica_id=replica_id, attempts=attempts)
-        )
+        await self._keeper.ask(tickets.give_back, replica_id=replica_id, attempts=attempts)
         return pb.ReturnTicketsResponse()
 
     async def AcquireRun(
         self, request: pb.AcquireRunRequest, context: object
     ) -> pb.AcquireRunResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
+        check_run(self._rules.run_id, request.run_id)
         holder = checked_id("holder", request.holder)
-        digest = requests.hexadecimal(
-            "checkpoint_digest", request.checkpoint_digest, 64, optional=True
-        )
+        digest = hexadecimal("checkpoint_digest", request.checkpoint_digest, 64, optional=True)
         epoch, step = await self._keeper.ask(
-            lambda run: checkpoints.acquire(run, holder=holder, checkpoint_digest=digest)
+            checkpoints.acquire, holder=holder, checkpoint_digest=digest
         )
         return pb.AcquireRunResponse(trainer_epoch=epoch, step=step)
 
     async def ClaimStep(
         self, request: pb.ClaimStepRequest, context: object
     ) -> pb.ClaimStepResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
-        step = requests.at_least("step", request.step, 1)
+        check_run(self._rules.run_id, request.run_id)
+        step = at_least("step", request.step, 1)
         claim = await self._keeper.poll(
             lambda run: steps.claim(run, trainer_epoch=request.trainer_epoch, step=step),
             lambda claim: bool(claim.tasks) or claim.complete,
-            wait_s=requests.wait_s(request.wait),
+            wait_s=min(wait_s(request.wait), MAX_WAIT_S),
         )
         return wire.claim(claim)
 
     async def HandBackStep(
         self, request: pb.HandBackStepRequest, context: object
     ) -> pb.HandBackStepResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
-        step = requests.at_least("step", request.step, 1)
+        check_run(self._rules.run_id, request.run_id)
+        step = at_least("step", request.step, 1)
         found = requests.faults(request.faults)
         await self._keeper.ask(
-            lambda run: faults.hand_back(
-                run, trainer_epoch=request.trainer_epoch, step=step, faults=found
-            )
+            faults.hand_back, trainer_epoch=request.trainer_epoch, step=step, faults=found
         )
         return pb.HandBackStepResponse()
 
     async def ReportStep(
         self, request: pb.ReportStepRequest, context: object
     ) -> pb.ReportStepResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
-        step = requests.at_least("step", request.step, 1)
+        check_run(self._rules.run_id, request.run_id)
+        step = at_least("step", request.step, 1)
         metrics = requests.numbers("metrics", request.metrics, sys.float_info.max)
-        trace_id = requests.hexadecimal("trace_id", request.trace_id, 32, optional=True)
+        trace_id = hexadecimal("trace_id", request.trace_id, 32, optional=True)
         checkpoint_now = await self._keeper.ask(
-            lambda run: steps.report(
-                run,
-                trainer_epoch=request.trainer_epoch,
-                step=step,
-                metrics=metrics,
-                trace_id=trace_id,
-            )
+            steps.report,
+            trainer_epoch=request.trainer_epoch,
+            step=step,
+            metrics=metrics,
+            trace_id=trace_id,
         )
         return pb.ReportStepResponse(checkpoint_now=checkpoint_now)
 
     async def CommitCheckpoint(
         self, request: pb.CommitCheckpointRequest, context: object
     ) -> pb.CommitCheckpointResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
-        digest = requests.hexadecimal("digest", request.digest, 64)
-        parent = requests.hexadecimal("parent_digest", request.parent_digest, 64, optional=True)
-        step = requests.at_least("step", request.step, 0)
+        check_run(self._rules.run_id, request.run_id)
+        digest = hexadecimal("digest", request.digest, 64)
+        parent = hexadecimal("parent_digest", request.parent_digest, 64, optional=True)
+        step = at_least("step", request.step, 0)
         path = requests.relative_path("path", request.path)
         retained = await self._keeper.ask(
-            lambda run: checkpoints.commit(
-                run,
-                trainer_epoch=request.trainer_epoch,
-                digest=digest,
-                parent_digest=parent,
-                step=step,
-                path=path,
-            )
+            checkpoints.commit,
+            trainer_epoch=request.trainer_epoch,
+            digest=digest,
+            parent_digest=parent,
+            step=step,
+            path=path,
         )
         return pb.CommitCheckpointResponse(retained=map(wire.checkpoint, retained))
 
     async def AnnounceVersion(
         self, request: pb.AnnounceVersionRequest, context: object
     ) -> pb.AnnounceVersionResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
-        step = requests.at_least("step", request.step, 0)
+        check_run(self._rules.run_id, request.run_id)
+        step = at_least("step", request.step, 0)
         request_id = checked_id("request_id", request.request_id)
-        trace_id = requests.hexadecimal("trace_id", request.trace_id, 32, optional=True)
+        trace_id = hexadecimal("trace_id", request.trace_id, 32, optional=True)
         number = await self._keeper.ask(
-            lambda run: versions.announce(
-                run,
-                trainer_epoch=request.trainer_epoch,
-                step=step,
-                request_id=request_id,
-                trace_id=trace_id,
-            )
+            versions.announce,
+            trainer_epoch=request.trainer_epoch,
+            step=step,
+            request_id=request_id,
+            trace_id=trace_id,
         )
         return pb.AnnounceVersionResponse(version=number)
 
     async def CommitVersion(
         self, request: pb.CommitVersionRequest, context: object
     ) -> pb.CommitVersionResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
-        number = requests.at_least("version", request.version, 1)
-        digest = requests.hexadecimal("weights_digest", request.weights_digest, 16)
+        check_run(self._rules.run_id, request.run_id)
+        number = at_least("version", request.version, 1)
+        digest = hexadecimal("weights_digest", request.weights_digest, 16)
         await self._keeper.ask(
-            lambda run: versions.commit(
-                run, trainer_epoch=request.trainer_epoch, number=number, weights_digest=digest
-            )
+            versions.commit,
+            trainer_epoch=request.trainer_epoch,
+            number=number,
+            weights_digest=digest,
         )
         return pb.CommitVersionResponse()
 
     async def AbortVersion(
         self, request: pb.AbortVersionRequest, context: object
     ) -> pb.AbortVersionResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
-        number = requests.at_least("version", request.version, 1)
+        check_run(self._rules.run_id, request.run_id)
+        number = at_least("version", request.version, 1)
         message = request.message[: tickets.MESSAGE_LIMIT]
-        await self._keeper.ask(lambda run: versions.abort(run, number=number, message=message))
+        await self._keeper.ask(versions.abort, number=number, message=message)
         return pb.AbortVersionResponse()
 
     async def GetRun(self, request: pb.GetRunRequest, context: object) -> pb.GetRunResponse:
-        requests.check_run(self._rules.run_id, request.run_id)
-        after = requests.at_least("after", request.after, 0)
+        check_run(self._rules.run_id, request.run_id)
+        after = at_least("after", request.after, 0)
         summary = await self._keeper.poll(
             summarise,
             lambda summary: summary.position > after,
-            wait_s=requests.wait_s(request.wait),
+            wait_s=min(wait_s(request.wait), MAX_WAIT_S),
         )
         return wire.summary(summary)

@@ -3,28 +3,21 @@
 import json
 from collections.abc import Iterable
 
-from google.protobuf.duration_pb2 import Duration
-
 from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as pb
-from treadle_core.episodes import Termination
 from treadle_core.tickets import Ticket
-from treadle_experience.core.state import Checkpoint, Episode, EvaluationKey, Outcome, Result
+from treadle_experience.core.state import (
+    Attempt,
+    Checkpoint,
+    Episode,
+    EvaluationKey,
+    Outcome,
+    Result,
+)
 from treadle_experience.core.steps import Claim, ClaimedTask
 from treadle_experience.core.summary import Summary
-from treadle_experience.core.tickets import Attempt
-
-_TERMINATIONS = {
-    Termination.FINISHED: episode_pb2.TERMINATION_FINISHED,
-    Termination.TRUNCATED: episode_pb2.TERMINATION_TRUNCATED,
-    Termination.FAILED: episode_pb2.TERMINATION_FAILED,
-}
-
-
-def duration(seconds: float) -> Duration:
-    message = Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
+from treadle_payloads.outcomes import TERMINATIONS
+from treadle_runtime.fields import duration
 
 
 def ticket(value: Ticket) -> pb.Ticket:
@@ -112,7 +105,7 @@ def _claimed_episode(episode: Episode, oldest_step: int) -> pb.ClaimedEpisode:
 def _result(value: Result, inline: bytes | None) -> episode_pb2.EpisodeResult:
     return episode_pb2.EpisodeResult(
         reward=value.reward,
-        termination=_TERMINATIONS[value.termination],
+        termination=TERMINATIONS[value.termination],
         metrics=value.metrics,
         turn_rewards=value.turn_rewards,
         num_tokens=value.num_tokens,

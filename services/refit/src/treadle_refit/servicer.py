@@ -7,6 +7,7 @@ from treadle.refit.v1 import refit_service_pb2_grpc as rpc
 from treadle_core.ids import checked_id
 from treadle_refit import wire
 from treadle_refit.reconciler import Reconciler
+from treadle_runtime.fields import at_least, check_run, hexadecimal, wait_s
 from treadle_weights.wire import arena_to_wire, digests_from_wire, layout_from_wire
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RefitService"].full_name
@@ -26,14 +27,14 @@ class RefitServicer(rpc.RefitServiceServicer):
     async def OpenVersion(
         self, request: pb.OpenVersionRequest, context: object
     ) -> pb.OpenVersionResponse:
-        wire.check_run(self._run_id, request.run_id)
+        check_run(self._run_id, request.run_id)
         publication = await self._reconciler.open_version(
-            trainer_epoch=wire.at_least("trainer_epoch", request.trainer_epoch, 1),
-            step=wire.at_least("step", request.step, 0),
+            trainer_epoch=at_least("trainer_epoch", request.trainer_epoch, 1),
+            step=at_least("step", request.step, 0),
             request_id=checked_id("request_id", request.request_id),
             layout=layout_from_wire(request.layout),
-            trace_id=wire.trace_id(request.trace_id),
-            alias_of=wire.at_least("alias_of", request.alias_of, 0),
+            trace_id=hexadecimal("trace_id", request.trace_id, 32, optional=True),
+            alias_of=at_least("alias_of", request.alias_of, 0),
             weights=request.weights_digest,
         )
         return pb.OpenVersionResponse(
@@ -45,10 +46,10 @@ class RefitServicer(rpc.RefitServiceServicer):
     async def SendVersion(
         self, request: pb.SendVersionRequest, context: object
     ) -> pb.SendVersionResponse:
-        wire.check_run(self._run_id, request.run_id)
+        check_run(self._run_id, request.run_id)
         publication = await self._reconciler.send_version(
-            trainer_epoch=wire.at_least("trainer_epoch", request.trainer_epoch, 1),
-            version=wire.at_least("version", request.version, 1),
+            trainer_epoch=at_least("trainer_epoch", request.trainer_epoch, 1),
+            version=at_least("version", request.version, 1),
             digests=digests_from_wire(request.digests),
         )
         return pb.SendVersionResponse(
@@ -58,16 +59,14 @@ class RefitServicer(rpc.RefitServiceServicer):
     async def AwaitDemand(
         self, request: pb.AwaitDemandRequest, context: object
     ) -> pb.AwaitDemandResponse:
-        wire.check_run(self._run_id, request.run_id)
+        check_run(self._run_id, request.run_id)
         wanted = await self._reconciler.await_demand(
-            published_version=wire.at_least("published_version", request.published_version, 0),
-            wait_s=wire.wait_s(request.wait),
+            published_version=at_least("published_version", request.published_version, 0),
+            wait_s=wait_s(request.wait),
         )
         return pb.AwaitDemandResponse(wanted=wanted)
 
     async def Attend(self, request: pb.AttendRequest, context: object) -> pb.AttendResponse:
-        wire.check_run(self._run_id, request.run_id)
-        order = await self._reconciler.attend(
-            wire.report(request), wait_s=wire.wait_s(request.wait)
-        )
+        check_run(self._run_id, request.run_id)
+        order = await self._reconciler.attend(wire.report(request), wait_s=wait_s(request.wait))
         return wire.order(order)

@@ -4,16 +4,14 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from google.protobuf.duration_pb2 import Duration
-
 from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as experience_pb
 from treadle.refit.v1 import refit_service_pb2 as refit_pb
 from treadle.rollout.v1 import rollout_service_pb2 as rollout_pb
-from treadle_core.episodes import FailureClass, Termination
 from treadle_core.errors import InvalidFieldError
 from treadle_core.ids import checked_id
 from treadle_core.tickets import Json, Sampling, Ticket
+from treadle_payloads.outcomes import FAILURE_CLASSES, TERMINATIONS
 from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.ports import (
     Alias,
@@ -26,26 +24,11 @@ from treadle_rollout.ports import (
     Order,
     Result,
 )
+from treadle_runtime.fields import duration
 from treadle_weights.layouts import Layout
 from treadle_weights.wire import layout_to_wire, load_order_from_wire
 
-_TERMINATIONS = {
-    Termination.FINISHED: episode_pb2.TERMINATION_FINISHED,
-    Termination.TRUNCATED: episode_pb2.TERMINATION_TRUNCATED,
-    Termination.FAILED: episode_pb2.TERMINATION_FAILED,
-}
-_FAILURE_CLASSES = {
-    FailureClass.POLICY: episode_pb2.FAILURE_CLASS_POLICY,
-    FailureClass.ENVIRONMENT: episode_pb2.FAILURE_CLASS_ENVIRONMENT,
-    FailureClass.INFRASTRUCTURE: episode_pb2.FAILURE_CLASS_INFRASTRUCTURE,
-}
 _MESSAGE_BYTES = 4096
-
-
-def duration(seconds: float) -> Duration:
-    message = Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
 
 
 def lease_from_wire(message: experience_pb.LeaseTicketsResponse) -> Lease:
@@ -92,7 +75,7 @@ def attempts_from_wire(messages: Iterable[experience_pb.Attempt]) -> Sequence[At
 
 def result_to_wire(result: Result) -> episode_pb2.EpisodeResult:
     message = episode_pb2.EpisodeResult(
-        termination=_TERMINATIONS[result.termination],
+        termination=TERMINATIONS[result.termination],
         metrics=result.metrics,
         turn_rewards=result.turn_rewards,
         num_tokens=result.num_tokens,
@@ -116,7 +99,7 @@ def failure_to_wire(run_id: str, replica_id: str, attempt: Attempt, failure: Fai
         run_id=run_id,
         replica_id=replica_id,
         attempt=attempt_to_wire(attempt),
-        failure_class=_FAILURE_CLASSES[failure.failure_class],
+        failure_class=FAILURE_CLASSES[failure.failure_class],
         message=text,
         traceparent=failure.traceparent,
     )

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from treadle_core.faults import FaultReason
 from treadle_runtime.failpoints import failpoint
 from treadle_trainer import checkpoints, training
-from treadle_trainer.core.claims import Claim, FaultReason
+from treadle_trainer.core.claims import Claim
 from treadle_trainer.core.metrics import step_metrics
 from treadle_trainer.core.status import Phase, TrainerStatus
 from treadle_trainer.ports import Backend, Checkpoint, CheckpointStoreFullError

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from treadle_core.episodes import Segment
 from treadle_core.errors import Kind, TreadleError
-from treadle_trainer.core.claims import Claim, ClaimedEpisode, Fault
+from treadle_core.faults import Fault
+from treadle_trainer.core.claims import Claim, ClaimedEpisode
 from treadle_trainer.core.packing import MicroBatch
 from treadle_weights.layouts import Layout
 from treadle_weights.transport import Arena

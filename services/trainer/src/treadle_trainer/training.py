@@ -10,12 +10,11 @@ from treadle_core.errors import (
     PayloadMissingError,
     TreadleError,
 )
+from treadle_core.faults import Fault, FaultReason
 from treadle_trainer.core.claims import (
     Claim,
     ClaimedEpisode,
     ClaimedTask,
-    Fault,
-    FaultReason,
     checked_episode,
 )
 from treadle_trainer.core.culprits import culprits

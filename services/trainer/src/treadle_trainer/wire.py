@@ -2,23 +2,17 @@
 
 from collections.abc import Iterable
 
-from google.protobuf.duration_pb2 import Duration
-
-from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as experience_pb
 from treadle.trainer.v1 import trainer_service_pb2 as pb
-from treadle_core.episodes import Termination
 from treadle_core.errors import InvalidFieldError
+from treadle_core.faults import Fault, FaultReason
+from treadle_payloads.outcomes import TERMINATIONS
 from treadle_payloads.store import PayloadReference
-from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask, Fault, FaultReason
+from treadle_runtime.fields import known
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask
 from treadle_trainer.core.status import Phase, TrainerStatus
 from treadle_trainer.ports import Checkpoint, RunView
 
-_TERMINATIONS = {
-    episode_pb2.TERMINATION_FINISHED: Termination.FINISHED,
-    episode_pb2.TERMINATION_TRUNCATED: Termination.TRUNCATED,
-    episode_pb2.TERMINATION_FAILED: Termination.FAILED,
-}
 _REASONS = {
     FaultReason.PAYLOAD_LOST: experience_pb.FAULT_REASON_PAYLOAD_LOST,
     FaultReason.QUARANTINED: experience_pb.FAULT_REASON_QUARANTINED,
@@ -47,11 +41,7 @@ def claim_from_wire(message: experience_pb.ClaimStepResponse) -> Claim:
 
 def _episode_from_wire(message: experience_pb.ClaimedEpisode) -> ClaimedEpisode:
     result = message.result
-    termination = _TERMINATIONS.get(result.termination)
-    if termination is None:
-        raise InvalidFieldError(
-            f"{message.episode_id}.termination", limit="a known one", value=result.termination
-        )
+    termination = known(f"{message.episode_id}.termination", result.termination, TERMINATIONS)
     if message.oldest_step < 0:
         raise InvalidFieldError(
             f"{message.episode_id}.oldest_step", limit=">= 0", value=message.oldest_step
@@ -100,10 +90,3 @@ def status_to_wire(status: TrainerStatus) -> pb.GetTrainerResponse:
         waited_s=status.waited_s,
         up_s=status.up_s,
     )
-
-
-def duration(seconds: float) -> Duration:
-    """`seconds` as the contract has them."""
-    message = Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from treadle_experience.core.errors import WriterFencedError, WrongRunError
+from treadle_core.errors import WrongRunError
+from treadle_experience.core.errors import WriterFencedError
 from treadle_experience.core.transitions import EpisodeDone, PayloadsReleased, Transition
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treadle_core.errors import WrongRunError
 from treadle_experience.core.errors import (
     LedgerFormatError,
     LedgerFullError,
     WriterFencedError,
-    WrongRunError,
 )
 from treadle_experience.core.transitions import (
     EpisodeDone,
@@ -48,21 +48,6 @@ _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 """Codes of a write that found no room: of the file, and of the index of its write-ahead log."""
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PROBE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One row of a journal, as it is stored."""
-
-    position: int
-    kind: str
-    body: dict[str, Any]
-    inline: bytes | None
-    """Payload bytes of an `episode_done`, while the ledger holds them."""
-
-    def transition(self) -> Transition:
-        """What the row says; raises LedgerFormatError when it says nothing."""
-        return from_body(self.kind, self.body, self.inline)
 
 
 class SqliteLedger:
@@ -117,7 +102,7 @@ class SqliteLedger:
         return epoch
 
     def load(self) -> Iterable[Transition]:
-        return (entry.transition() for entry in _entries(self._db))
+        return _transitions(self._db)
 
     def append(self, transitions: Sequence[Transition], writer_epoch: int) -> None:
         rows = [
@@ -219,13 +204,13 @@ class Snapshot:
 
     position: int
     """Last position that was appended; the journal ends there unless it is damaged."""
-    entries: list[Entry]
+    journal: list[Transition]
 
 
 def read_journal(path: Path) -> Snapshot:
     """One consistent snapshot of a ledger, read-only, while it is written or after.
 
-    Raises LedgerFormatError where there is no ledger of this format.
+    Raises LedgerFormatError where there is no ledger of this format, or a row says nothing.
     """
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
@@ -233,7 +218,7 @@ def read_journal(path: Path) -> Snapshot:
             if _format_of(db, path) == 0:
                 raise LedgerFormatError(f"{path}: no ledger", field="ledger", value=path)
             (position,) = db.execute("SELECT position FROM run").fetchone()
-            return Snapshot(position, list(_entries(db)))
+            return Snapshot(position, list(_transitions(db)))
     except sqlite3.Error as error:
         raise LedgerFormatError(f"{path}: {error}", field="ledger", value=error) from error
 
@@ -247,7 +232,7 @@ def _format_of(db: sqlite3.Connection, path: Path) -> int:
     return found
 
 
-def _entries(db: sqlite3.Connection) -> Iterator[Entry]:
+def _transitions(db: sqlite3.Connection) -> Iterator[Transition]:
     for position, kind, text in db.execute(
         "SELECT position, kind, body FROM journal ORDER BY position"
     ):
@@ -258,7 +243,7 @@ def _entries(db: sqlite3.Connection) -> Iterator[Entry]:
             raise LedgerFormatError(
                 f"journal position {position}: {error!r}", field=kind, value=position
             ) from error
-        yield Entry(position, kind, body, inline)
+        yield from_body(kind, body, inline)
 
 
 def _inline(db: sqlite3.Connection, episode_id: str) -> bytes | None:

@@ -10,6 +10,7 @@ from treadle_experience.core import transitions as happened
 from treadle_experience.core.errors import LedgerFormatError
 from treadle_experience.core.pace import after_step
 from treadle_experience.core.state import (
+    LEFT,
     Cause,
     Checkpoint,
     Episode,
@@ -25,7 +26,6 @@ from treadle_experience.core.state import (
 
 _LIVE = (EpisodeState.WAITING, EpisodeState.ISSUED)
 _IN_WINDOW = (TaskState.OPEN, TaskState.READY)
-_LEFT = (TaskState.FILTERED, TaskState.EVICTED, TaskState.QUARANTINED, TaskState.SCORED)
 
 
 def apply(state: RunState, transition: happened.Transition) -> None:
@@ -130,7 +130,7 @@ def _task_moved(transition: happened.TaskMoved, state: RunState) -> None:
     task = state.tasks[transition.task_id]
     _move_task(state, task, transition.state)
     task.reason = transition.reason
-    if transition.state in _LEFT:
+    if transition.state in LEFT:
         task.spec = {}
         for episode in task.episodes:
             if episode.state in _LIVE:
@@ -182,7 +182,7 @@ def _step_unclaimed(transition: happened.StepUnclaimed, state: RunState) -> None
         raise ValueError(transition.step)
     for task_id in state.steps.pop(transition.step).task_ids:
         task = state.tasks[task_id]
-        if task.state not in _LEFT:
+        if task.state not in LEFT:
             task.step = 0
             if task.state is TaskState.CLAIMED:
                 _move_task(state, task, TaskState.READY)
@@ -245,9 +245,7 @@ def _trainer_acquired(transition: happened.TrainerAcquired, state: RunState) -> 
 
 @_fold.register
 def _checkpoint_committed(transition: happened.CheckpointCommitted, state: RunState) -> None:
-    head = state.head()
-    covered = head.step if head else 0
-    for step in range(covered + 1, transition.step + 1):
+    for step in range(state.covered_step() + 1, transition.step + 1):
         for task_id in state.steps[step].task_ids:
             _move_task(state, state.tasks[task_id], TaskState.CONSUMED)
     state.checkpoints[transition.digest] = Checkpoint(

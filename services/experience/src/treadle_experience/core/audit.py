@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from treadle_experience.core.state import RunState, TaskState
+from treadle_experience.core.state import LEFT, RunState, TaskState
 from treadle_experience.core.transitions import (
     CheckpointCommitted,
     EpisodeDone,
@@ -24,7 +24,6 @@ from treadle_experience.core.transitions import (
 )
 
 PENDING = (TaskState.OPEN, TaskState.READY, TaskState.CLAIMED, TaskState.TRAINED)
-FINAL = (TaskState.FILTERED, TaskState.EVICTED, TaskState.QUARANTINED, TaskState.SCORED)
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ def reconcile(journal: Sequence[Transition], state: RunState) -> Account:
     account.uses = Counter(
         id_ for tasks in steps.values() for task_id in tasks for id_ in members[task_id]
     )
-    tasks_in = {place.value: [t for t, s in moved.items() if s is place] for place in FINAL}
+    tasks_in = {place.value: [t for t, s in moved.items() if s is place] for place in LEFT}
     tasks_in["consumed"] = [task_id for tasks in steps.values() for task_id in tasks]
     tasks_in["pending"] = [id_ for id_, task in state.tasks.items() if task.state in PENDING]
     for place, task_ids in tasks_in.items():

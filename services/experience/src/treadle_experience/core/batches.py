@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from treadle_experience.core import evaluation, groups
 from treadle_experience.core.rules import Overdue, Rules
 from treadle_experience.core.run import Run
-from treadle_experience.core.state import EpisodeState, RunState, Step, Task, TaskState
+from treadle_experience.core.state import LEFT, EpisodeState, RunState, Step, Task, TaskState
 from treadle_experience.core.transitions import (
     RunClosed,
     StepClaimed,
@@ -26,8 +26,6 @@ OVERDUE = "overdue"
 
 LAST_BATCH = "last_batch"
 """The task was left over when the tasks ended, and the recipe drops such."""
-
-_GONE = (TaskState.FILTERED, TaskState.EVICTED, TaskState.QUARANTINED)
 
 
 def form(run: Run, step: int) -> None:
@@ -67,7 +65,7 @@ def mend(run: Run, step: int) -> None:
     """
     state = run.state
     while (recorded := state.steps.get(step)) is not None:
-        kept = tuple(id_ for id_ in recorded.task_ids if state.tasks[id_].state not in _GONE)
+        kept = tuple(id_ for id_ in recorded.task_ids if state.tasks[id_].state not in LEFT)
         if kept == recorded.task_ids:
             return
         if step == state.last_claimed() and not state.closed:

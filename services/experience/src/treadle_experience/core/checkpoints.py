@@ -75,7 +75,7 @@ def commit(
             limit=head.digest if head else "empty",
             value=parent_digest,
         )
-    covered = head.step if head else 0
+    covered = state.covered_step()
     if not covered <= step <= state.trained_step:
         raise StepOutOfOrderError(
             f"a checkpoint of step {step} does not lie between the head and the last trained step",

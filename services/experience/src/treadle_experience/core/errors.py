@@ -3,13 +3,6 @@
 from treadle_core.errors import Kind, TreadleError
 
 
-class WrongRunError(TreadleError):
-    """The request or the stored ledger belongs to another run."""
-
-    kind = Kind.PRECONDITION
-    reason = "WRONG_RUN"
-
-
 class WriterFencedError(TreadleError):
     """Another experience process took the ledger over; this one must end."""
 

@@ -1,9 +1,8 @@
 """What a trainer found wrong with a claimed batch: lost payloads, and episodes unfit to train."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
+from treadle_core.faults import Fault, FaultReason
 from treadle_experience.core import groups
 from treadle_experience.core.errors import UnknownEpisodeError
 from treadle_experience.core.run import Run, check_claimed
@@ -13,23 +12,6 @@ from treadle_experience.core.transitions import EpisodeLost, TaskMoved
 
 UNFIT = "unfit"
 """The trainer could read an episode of the task, and not train on it."""
-
-
-class FaultReason(StrEnum):
-    """Why an episode of a claimed batch cannot be trained on."""
-
-    PAYLOAD_LOST = "payload_lost"
-    QUARANTINED = "quarantined"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with one claimed episode."""
-
-    episode_id: str
-    attempt: int
-    reason: FaultReason
-    message: str
 
 
 def hand_back(run: Run, *, trainer_epoch: int, step: int, faults: Sequence[Fault]) -> None:

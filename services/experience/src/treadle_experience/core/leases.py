@@ -7,7 +7,7 @@ issued episode gets a fresh lease and a fresh deadline.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from treadle_experience.core.state import EpisodeState, RunState
+from treadle_experience.core.state import Attempt, EpisodeState, RunState
 from treadle_experience.core.transitions import AttemptEnded, EpisodeDone, TicketIssued, Transition
 
 
@@ -40,10 +40,10 @@ class Leases:
             elif isinstance(transition, EpisodeDone | AttemptEnded):
                 self._leases.pop(transition.episode_id, None)
 
-    def renew(self, episode_id: str, attempt: int, now: float) -> None:
+    def renew(self, attempt: Attempt, now: float) -> None:
         """Extends the lease of an attempt; never beyond its deadline."""
-        lease = self._leases.get(episode_id)
-        if lease is not None and lease.attempt == attempt:
+        lease = self._leases.get(attempt.episode_id)
+        if lease is not None and lease.attempt == attempt.attempt:
             lease.until = min(now + self.lease_s, lease.deadline)
 
     def forgive(self, seconds: float) -> None:
@@ -52,14 +52,14 @@ class Leases:
             lease.until += seconds
             lease.deadline += seconds
 
-    def due(self, state: RunState, now: float) -> list[tuple[str, int]]:
-        """Episode and attempt of every lease that has ended, oldest grant first."""
-        ended: list[tuple[str, int]] = []
+    def due(self, state: RunState, now: float) -> list[Attempt]:
+        """The attempts whose lease has ended, oldest grant first."""
+        ended: list[Attempt] = []
         for episode_id, lease in list(self._leases.items()):
             if state.episodes[episode_id].state is not EpisodeState.ISSUED:
                 del self._leases[episode_id]  # revoked together with its task
             elif lease.until <= now:
-                ended.append((episode_id, lease.attempt))
+                ended.append(Attempt(episode_id, lease.attempt))
         return ended
 
     def _grant(self, episode_id: str, attempt: int, now: float) -> None:

@@ -7,14 +7,14 @@ from treadle_experience.core import admission, evaluation, groups
 from treadle_experience.core.errors import ResultConflictError
 from treadle_experience.core.run import Run, committed_version
 from treadle_experience.core.state import (
+    Attempt,
     Cause,
     Episode,
-    EpisodeState,
     Result,
     RunState,
     Task,
 )
-from treadle_experience.core.tickets import Attempt, end_attempt, find, stale
+from treadle_experience.core.tickets import end_attempt, find, is_held, stale
 from treadle_experience.core.transitions import EpisodeDone
 
 
@@ -33,11 +33,7 @@ def complete(
     if episode.attempt == attempt.attempt and episode.result is not None:
         _check_same(episode, result)
         return True
-    if (
-        episode.attempt != attempt.attempt
-        or episode.state is not EpisodeState.ISSUED
-        or episode.replica_id != replica_id
-    ):
+    if not is_held(state, replica_id, attempt):
         raise stale(episode, attempt)
     versions = [committed_version(state, "versions", number) for number in result.versions]
     task = state.tasks[episode.task_id]

@@ -1,5 +1,6 @@
 """The rules that a run's decisions follow, as values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -98,7 +99,7 @@ class Rules:
         """The rules that a run cannot change."""
         return {name: getattr(self, name) for name in FIXED}
 
-    def check_unchanged(self, settings: dict[str, int]) -> None:
+    def check_unchanged(self, settings: Mapping[str, int]) -> None:
         """Raises InvalidFieldError naming the first rule that differs from the run's start."""
         for name, value in self.fixed().items():
             if settings.get(name) != value:

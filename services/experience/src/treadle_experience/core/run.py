@@ -54,7 +54,7 @@ class Run:
             apply(self.state, transition)
         if self.state.position == 0:
             self.record(RunBegan(self.rules.run_id, self.rules.fixed()))
-        self.rules.check_unchanged(dict(self.state.settings))
+        self.rules.check_unchanged(self.state.settings)
 
     def record(self, transition: Transition) -> None:
         """Makes `transition` happen."""

@@ -15,7 +15,7 @@ from treadle_core.versions import Version
 
 
 class TaskState(StrEnum):
-    """Life of a task. The last five are final in the lineage."""
+    """Life of a task. `CONSUMED` is final in the lineage, those of `LEFT` are for good."""
 
     OPEN = "open"
     """A first ticket was issued; a member is missing. A recorded batch may wait for it."""
@@ -32,6 +32,10 @@ class TaskState(StrEnum):
     QUARANTINED = "quarantined"
     SCORED = "scored"
     """The task of an evaluation, with its result."""
+
+
+LEFT = (TaskState.FILTERED, TaskState.EVICTED, TaskState.QUARANTINED, TaskState.SCORED)
+"""States of a task that left for good."""
 
 
 class EpisodeState(StrEnum):
@@ -107,6 +111,14 @@ class Episode:
     result: Result | None = None
     inline: bytes | None = None
     """The payload, until it is released."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Names one attempt at an episode."""
+
+    episode_id: str
+    attempt: int
 
 
 @dataclass(slots=True)
@@ -276,6 +288,11 @@ class RunState:
     def head(self) -> Checkpoint | None:
         """The newest checkpoint of the lineage."""
         return self.checkpoints[self.lineage[-1]] if self.lineage else None
+
+    def covered_step(self) -> int:
+        """Step of the head; 0 where there is none."""
+        head = self.head()
+        return head.step if head else 0
 
     def restorable(self) -> list[Checkpoint]:
         """Checkpoints that a trainer may restore, newest first: at most two."""

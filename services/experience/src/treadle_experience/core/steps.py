@@ -102,11 +102,9 @@ def is_complete(run: Run) -> bool:
 
 def _budget_is_short(run: Run) -> bool:
     state, budget = run.state, run.rules.payload_budget_bytes
-    head = state.head()
-    covered = head.step if head else 0
     return (
         budget is not None
-        and covered < state.trained_step
+        and state.covered_step() < state.trained_step
         and state.payload_bytes >= BUDGET_SHARE * budget
     )
 

@@ -12,6 +12,7 @@ from treadle_experience.core import admission, evaluation, groups
 from treadle_experience.core.errors import StaleAttemptError, UnknownEpisodeError
 from treadle_experience.core.run import TRAINING, Run, committed_version, read_task
 from treadle_experience.core.state import (
+    Attempt,
     Cause,
     Episode,
     EpisodeState,
@@ -32,14 +33,6 @@ MESSAGE_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """Names one attempt at an episode."""
-
-    episode_id: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """What a replica says about an attempt that failed."""
 
@@ -53,7 +46,7 @@ def lease(
 ) -> list[Ticket]:
     """Issues up to `max_tickets` tickets: evaluation within its share, then oldest task first.
 
-    None to a replica that serves nothing yet, `served_version` 0. Raises UnknownVersionError.
+    A replica that serves nothing yet, `served_version` 0, gets none. Raises UnknownVersionError.
     """
     if not served_version:
         return []
@@ -86,7 +79,7 @@ def renew(
     held: list[Attempt] = []
     revoked: list[Attempt] = []
     for attempt in attempts:
-        mine = _is_held(run.state, replica_id, attempt)
+        mine = is_held(run.state, replica_id, attempt)
         (held if mine else revoked).append(attempt)
     return held, revoked
 
@@ -94,7 +87,7 @@ def renew(
 def give_back(run: Run, *, replica_id: str, attempts: Iterable[Attempt]) -> None:
     """Puts attempts that a draining replica will not finish back; no retry is charged."""
     for attempt in attempts:
-        if _is_held(run.state, replica_id, attempt):
+        if is_held(run.state, replica_id, attempt):
             end_attempt(run, run.state.episodes[attempt.episode_id], Cause.RETURNED)
 
 
@@ -115,7 +108,7 @@ def fail(run: Run, *, replica_id: str, attempt: Attempt, failure: Failure) -> bo
     episode = find(run.state, attempt)
     if episode.attempt == attempt.attempt and episode.ended is Cause.FAILED:
         return episode.state is EpisodeState.WAITING
-    if not _is_held(run.state, replica_id, attempt):
+    if not is_held(run.state, replica_id, attempt):
         raise stale(episode, attempt)
     end_attempt(run, episode, Cause.FAILED, failure)
     return episode.state is EpisodeState.WAITING
@@ -259,7 +252,8 @@ def _sampling(run: Run, task: Task) -> Sampling:
     return run.state.evaluations[task.evaluation].sampling
 
 
-def _is_held(state: RunState, replica_id: str, attempt: Attempt) -> bool:
+def is_held(state: RunState, replica_id: str, attempt: Attempt) -> bool:
+    """Whether the replica has the lease of this attempt."""
     episode = state.episodes.get(attempt.episode_id)
     return (
         episode is not None

@@ -3,13 +3,6 @@
 from treadle_core.errors import Kind, TreadleError
 
 
-class WrongRunError(TreadleError):
-    """The request names a run that is not served here."""
-
-    kind = Kind.PRECONDITION
-    reason = "WRONG_RUN"
-
-
 class VersionEndedError(TreadleError):
     """The version is aborted, replaced, or older than one that is committed."""
 

@@ -9,6 +9,7 @@ from treadle.experience.v1.experience_service_pb2_grpc import ExperienceServiceS
 from treadle_rollout import wire
 from treadle_rollout.ports import Attempt, Failure, Lease, Result
 from treadle_runtime.channel import call
+from treadle_runtime.fields import duration
 
 TIMEOUT_S = 10.0
 """Of a call that does not wait on purpose."""
@@ -31,7 +32,7 @@ class GrpcExperience:
             served_version=served_version,
             max_tickets=max_tickets,
             slots=slots,
-            wait=wire.duration(wait_s),
+            wait=duration(wait_s),
         )
         timeout_s = TIMEOUT_S + wait_s
         return wire.lease_from_wire(

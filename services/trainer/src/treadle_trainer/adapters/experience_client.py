@@ -6,9 +6,11 @@ import grpc.aio
 
 from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle.experience.v1 import experience_service_pb2_grpc as rpc
+from treadle_core.faults import Fault
+from treadle_runtime.fields import duration
 from treadle_trainer import wire
 from treadle_trainer.adapters.peers import ask
-from treadle_trainer.core.claims import Claim, Fault
+from treadle_trainer.core.claims import Claim
 from treadle_trainer.ports import Checkpoint, RunView
 
 
@@ -20,7 +22,7 @@ class ExperienceClient:
         self._run_id = run_id
 
     async def get_run(self, *, after: int, wait_s: float) -> RunView:
-        request = pb.GetRunRequest(run_id=self._run_id, after=after, wait=wire.duration(wait_s))
+        request = pb.GetRunRequest(run_id=self._run_id, after=after, wait=duration(wait_s))
         answer = await ask(self._stub.GetRun, request, wait_s=wait_s)
         return wire.run_from_wire(answer)
 
@@ -36,7 +38,7 @@ class ExperienceClient:
             run_id=self._run_id,
             trainer_epoch=trainer_epoch,
             step=step,
-            wait=wire.duration(wait_s),
+            wait=duration(wait_s),
         )
         answer = await ask(self._stub.ClaimStep, request, wait_s=wait_s)
         return wire.claim_from_wire(answer)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from treadle_core.errors import Kind, TreadleError
-from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask, Fault, FaultReason
+from treadle_core.faults import Fault, FaultReason
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask
 from treadle_trainer.ports import (
     TRAINER_FENCED,
     VERSION_ENDED,

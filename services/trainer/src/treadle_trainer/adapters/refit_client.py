@@ -6,7 +6,7 @@ import grpc.aio
 
 from treadle.refit.v1 import refit_service_pb2 as pb
 from treadle.refit.v1 import refit_service_pb2_grpc as rpc
-from treadle_trainer import wire
+from treadle_runtime.fields import duration
 from treadle_trainer.adapters.peers import ask
 from treadle_trainer.ports import NewVersion, OpenedVersion, SentVersion
 from treadle_weights.wire import arena_from_wire, digests_to_wire, layout_to_wire
@@ -52,7 +52,7 @@ class RefitClient:
         request = pb.AwaitDemandRequest(
             run_id=self._run_id,
             published_version=published_version,
-            wait=wire.duration(wait_s),
+            wait=duration(wait_s),
         )
         answer = await ask(self._stub.AwaitDemand, request, wait_s=wait_s)
         return bool(answer.wanted)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import chain
 
 from treadle_core.episodes import NO_VERSION, Episode, Segment, Termination
@@ -63,26 +62,6 @@ class Claim:
         """sha256 of the members' ids, attempts and payloads in order, 64 hex digits."""
         lines = (f"{e.episode_id} {e.attempt} {e.payload.sha256}\n" for e in self.episodes)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-class FaultReason(StrEnum):
-    """Why an episode of a claim cannot be trained on."""
-
-    PAYLOAD_LOST = "payload_lost"
-    """Its bytes cannot be had, or are not what their sha256 says."""
-    QUARANTINED = "quarantined"
-    """Its bytes are there and unfit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with one episode of a claim."""
-
-    episode_id: str
-    attempt: int
-    reason: FaultReason
-    message: str
-    """For people."""
 
 
 def checked_episode(

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import yaml
-from google.protobuf.duration_pb2 import Duration
+from e2e_harness import measures
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from treadle.episode.v1 import episode_pb2
@@ -189,10 +188,25 @@ def experience_settings(directory: Path, sockets: Path, **changed: Any) -> dict[
     } | changed
 
 
-def begin(peer: Peer) -> None:
-    """What a trainer does before its first claim."""
+def refit_beside(run: Service) -> Service:
+    """A refit that stands on the ledger of `run`."""
+    settings = {
+        "run": run.settings["run"],
+        "listen": f"unix:{run.directory}/refit",
+        "experience_address": run.settings["listen"],
+        "transport": {"name": "shared_memory", "directory": str(run.directory)},
+    }
+    return Service("refit", run.directory, settings, run.inside)
+
+
+def begin_without_version(peer: Peer) -> None:
     peer("AcquireRun", holder="trainer")
     peer("CommitCheckpoint", trainer_epoch=1, digest="a" * 64, step=0, path="c/0")
+
+
+def begin(peer: Peer) -> None:
+    """What a trainer does before its first claim."""
+    begin_without_version(peer)
     peer("AnnounceVersion", trainer_epoch=1, step=0, request_id="v1")
     peer("CommitVersion", trainer_epoch=1, version=1, weights_digest="0" * 16)
 
@@ -245,9 +259,9 @@ def completion(ticket: Any, of: Any | None = None) -> dict[str, Any]:
 
 def sums(directory: Path) -> dict[str, int]:
     """What `treadle fsck` counts in a run; fails where a goal does not hold."""
-    measures = list(fsck.measure(fsck.examine(directory)))
-    assert [each for each in measures if not each.holds] == []
-    return {each.measure: each.value for each in measures}
+    found = list(fsck.measure(fsck.examine(directory)))
+    assert [each for each in found if not each.holds] == []
+    return {each.measure: each.value for each in found}
 
 
 def until(holds: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
@@ -256,12 +270,6 @@ def until(holds: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
     while not holds():
         assert time.monotonic() < give_up, "time is up"
         time.sleep(0.02)
-
-
-def waiting(seconds: float) -> Duration:
-    message = Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
 
 
 @contextlib.contextmanager
@@ -310,8 +318,7 @@ class Disk:
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        measures = [json.loads(line) for line in done.stdout.splitlines()]
-        return {measure["measure"]: measure["value"] for measure in measures}
+        return measures(done.stdout)
 
 
 @contextlib.contextmanager

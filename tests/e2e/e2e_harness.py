@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from treadle_cli.rows import written
 
@@ -27,6 +29,26 @@ SMALL = (
     "trainer.checkpoint_every=2",
 )
 """Makes the demo's recipe a matter of seconds."""
+
+
+def python(*words: str, cwd: Path = ROOT, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    """Runs `python WORDS` to its end; fails where that is not `status`."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def treadle(*words: str, cwd: Path = ROOT, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    """Runs `treadle WORDS` likewise."""
+    return python("-m", "treadle_cli.main", *words, cwd=cwd, status=status)
+
+
+def measures(printed: str) -> dict[str, Any]:
+    """Values of the measures that were printed, by name; fails where one does not hold."""
+    rows = [json.loads(line) for line in printed.splitlines()]
+    assert [row for row in rows if not row["holds"]] == []
+    return {row["measure"]: row["value"] for row in rows}
 
 
 class Run:
@@ -107,23 +129,7 @@ class Run:
 
     def fsck(self) -> dict[str, Any]:
         """Measures of `treadle fsck`, by name; fails where one does not hold."""
-        done = subprocess.run(
-            [sys.executable, "-m", "treadle_cli.main", "fsck", str(self.directory)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        measures = [json.loads(line) for line in done.stdout.splitlines()]
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert all(measure["holds"] for measure in measures)
-        return {measure["measure"]: measure["value"] for measure in measures}
-
-    @property
-    def root(self) -> Path:
-        """Where relative names of a recipe start."""
-        return ROOT
+        return measures(treadle("fsck", str(self.directory)).stdout)
 
     def log(self, service: str) -> str:
         """All that a service has logged."""
@@ -136,3 +142,18 @@ class Run:
             for path in sorted((self.directory / "logs").glob("*.log"))
         ]
         return "\n".join(parts)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Makes runs whose processes are gone when the test is."""
+    runs: list[Run] = []
+
+    def make(*overrides: str) -> Run:
+        run = Run(tmp_path / f"run{len(runs)}", *SMALL, *overrides)
+        runs.append(run)
+        return run
+
+    yield make
+    for run in runs:
+        run.kill_all()
