@@ -41,7 +41,7 @@ test: setup  ## Unit tests of every distribution, then what crosses services
 test-py312:  ## The distributions that need no torch, on Python 3.12
 	test -x .venv312/bin/python || $(PYTHON312) -m venv .venv312
 	PATH="$(CURDIR)/.venv312/bin:$$PATH" && $(PIP) $(BUILD) $(TESTS) \
-		&& $(PIP) --no-build-isolation $(TORCHLESS:%=-e %) \
+		&& $(PIP) --no-build-isolation $(TORCHLESS:%=-e %) jinja2 \
 		&& $(PIP) --no-build-isolation --no-deps $(TORCHFUL:%=-e %) \
 		&& python -m pytest -q $(filter-out protos,$(TORCHLESS))
 

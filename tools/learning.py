@@ -136,6 +136,7 @@ def _ends(scores: list[list[Any]], name: str) -> tuple[float, float]:
 def draw(runs: list[dict[str, Any]], picture: Path) -> None:
     """Reward by step, a panel an arm and a line a seed."""
     pyplot: Any = importlib.import_module("matplotlib.pyplot")  # only who draws needs it
+    pyplot.rcParams["svg.hashsalt"] = "treadle"  # the same picture from the same data
     figure, axes = pyplot.subplots(1, len(ARMS), figsize=(12, 2.8), sharey=True)
     for panel, arm in zip(axes, ARMS, strict=True):
         for each in runs:
