@@ -5,7 +5,6 @@ stderr, with the command that plays it again.
 """
 
 import argparse
-import json
 import logging
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from ledger_model import checkpoints, mutants
 from ledger_model.seeds import Tally, play
 
 from treadle_experience.core.transitions import KINDS
+from treadle_runtime.measures import Measure, report
 
 SEEDS = 200
 ACTIONS = 2000
@@ -52,18 +52,19 @@ def _measure(seeds: int, actions: int) -> int:
     played_s = time.monotonic() - began
     kinds, unseen = len(mutants.FAULTS), KINDS.keys() - tally.kinds.keys()
     caught = sum(_is_caught(names) for names in mutants.FAULTS.values())
-    rows = [
-        _row("seeds", seeds, "seeds", SEEDS, holds=seeds >= SEEDS),
-        _row("actions", actions, "actions a seed", ACTIONS, holds=actions >= ACTIONS),
-        _row("seeds_sqlite", SQLITE_SEEDS, "seeds", "none", holds=True),
-        _row("transition_kinds_unseen", len(unseen), "kinds", 0, holds=not unseen),
-        _row("checkpoint_crashes", moments, "moments", "none", holds=True),
-        _row("counterexamples", found, "seeds", 0, holds=not found),
-        _row("mutants", kinds, "faults", 5, holds=kinds >= 5),
-        _row("mutants_caught", caught, "faults", 5, holds=caught == kinds),
-        _row("played", round(played_s, 1), "s", "none", holds=True),
-    ]
-    return 0 if all(rows) else 1
+    return report(
+        [
+            Measure("seeds", seeds, "seeds", f">= {SEEDS}"),
+            Measure("actions", actions, "actions a seed", f">= {ACTIONS}"),
+            Measure("seeds_sqlite", SQLITE_SEEDS, "seeds"),
+            Measure("transition_kinds_unseen", len(unseen), "kinds", "== 0"),
+            Measure("checkpoint_crashes", moments, "moments"),
+            Measure("counterexamples", found, "seeds", "== 0"),
+            Measure("mutants", kinds, "faults", ">= 5"),
+            Measure("mutants_caught", caught, "faults", f"== {kinds}"),
+            Measure("played", round(played_s, 1), "s"),
+        ]
+    )
 
 
 def _play(
@@ -89,12 +90,6 @@ def _is_caught(names: tuple[str, ...]) -> bool:
     command = [sys.executable, Path(hunt.__file__)]
     codes = [subprocess.run([*command, name], check=False).returncode for name in names]
     return all(code == hunt.FOUND for code in codes)
-
-
-def _row(measure: str, value: float, unit: str, goal: float | str, *, holds: bool) -> bool:
-    row = {"measure": measure, "value": value, "unit": unit, "goal": goal, "holds": holds}
-    sys.stdout.write(json.dumps(row) + "\n")
-    return holds
 
 
 if __name__ == "__main__":

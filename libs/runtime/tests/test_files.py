@@ -1,4 +1,7 @@
+import fcntl
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,17 @@ def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
 
     with pytest.raises(LockHeldError, match="lock is held"):
         hold_lock(tmp_path / "lock")
+
+
+def test_who_only_looks_keeps_nobody_from_a_lock(tmp_path: Path) -> None:
+    looking = (tmp_path / "lock").open("w")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(hold_lock, tmp_path / "lock")
+        with pytest.raises(TimeoutError):
+            taking.result(0.05)
+        looking.close()
+        os.close(taking.result(20))
 
 
 def test_the_tracker_keeps_one_object_a_line(tmp_path: Path) -> None:

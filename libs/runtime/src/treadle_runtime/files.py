@@ -41,9 +41,11 @@ def hold_lock(path: Path) -> int:
         LockHeldError: another process holds it.
     """
     descriptor = open_lock(path)
-    if not try_lock(descriptor):
-        os.close(descriptor)
-        raise LockHeldError(f"{path} is held by another process")
+    while not try_lock(descriptor):
+        if is_locked(path):
+            os.close(descriptor)
+            raise LockHeldError(f"{path} is held by another process")
+        # Somebody who looked had it, shared, for an instant.
     return descriptor
 
 
