@@ -47,11 +47,21 @@ class Schedule:
 
     def __post_init__(self) -> None:
         noise = Random(self.random.getrandbits(16))  # noqa: S311
-        self.loop = VirtualLoop(lambda: noise.uniform(0.001, 0.03))
         self.rules = rules_of(self.random, self.size)
         self.filter = filter_of(self.random, self.rules)
         self.num_tasks = self.random.choice((3, 9, 20, 10**6, 10**6))
-        oracle, process = Oracle(bounds_of(self.rules)), self._process()
+        self.loop = VirtualLoop(lambda: noise.uniform(0.001, 0.03))
+        process = self._process()
+        try:
+            self._populate(process)
+        except BaseException:  # Hypothesis ends an example at any draw
+            process.kill()
+            self.loop.close()
+            raise
+
+    def _populate(self, process: Process) -> None:
+        """The world around the ledger's process."""
+        oracle = Oracle(bounds_of(self.rules))
         sets = (
             {each.name for each in self.rules.evaluation.sets} if self.rules.evaluation else set()
         )
