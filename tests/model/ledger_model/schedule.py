@@ -16,6 +16,7 @@ from ledger_model.recipes import bounds_of, filter_of, rules_of
 from ledger_model.replica import Held, Replica
 from ledger_model.trainer import Trainer
 from treadle_experience.core.state import TaskState
+from treadle_experience.core.steps import is_complete
 from treadle_experience.ports import Ledger
 from treadle_payloads.store import PayloadStore
 
@@ -108,8 +109,11 @@ class Schedule:
             self._do(self.trainers[-1], self.trainers[-1].act())
             self._pass(0.1)
         self._pass(1.0)
-        return all(replica.complete for replica in self.replicas) and not any(
-            replica.held for replica in self.replicas
+        # A trainer that restores may open again what a replica was told is complete.
+        return (
+            is_complete(self.world.process.run)
+            and all(replica.complete for replica in self.replicas)
+            and not any(replica.held for replica in self.replicas)
         )
 
     def is_over(self) -> bool:
