@@ -92,3 +92,20 @@ def test_another_plugin_replaces_the_one_before_with_its_parameters(tmp_path: Pa
         "clip_low": 0.1,
         "clip_high": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("run", "refused"),
+    [pytest.param("", True, id="closed"), pytest.param("run.insecure_dev=true", False, id="dev")],
+)
+def test_nothing_listens_beyond_loopback_unless_it_is_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str, *, refused: bool
+) -> None:
+    words = ["listen=0.0.0.0:7001", *([run] if run else [])]
+
+    if refused:
+        with pytest.raises(SystemExit):
+            loaded(tmp_path, RUN + "steps: 1", *words)
+        assert "listen: expected unix:/path or a loopback host:port" in capsys.readouterr().err
+    else:
+        assert loaded(tmp_path, RUN + "steps: 1", *words).listen == "0.0.0.0:7001"

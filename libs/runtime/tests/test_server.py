@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from treadle_runtime import address, channel
-from treadle_runtime.server import SUPERVISOR_FD
+from treadle_runtime import address, channel, probe
+from treadle_runtime.drain_order import SUPERVISOR_FD
 
 pytestmark = pytest.mark.processes
 
@@ -119,6 +119,17 @@ def test_refuses_to_listen_beyond_loopback(lone: Lone) -> None:
 
     assert code == 2
     assert "listen: expected" in err
+
+
+async def test_a_probe_says_whether_a_service_serves(lone: Lone) -> None:
+    process = lone.start("run")
+    assert await lone.health() == health_pb2.HealthCheckResponse.SERVING
+    assert probe.main([lone.address]) == 0
+
+    process.kill()
+    lone.ended(process)
+
+    assert probe.main([lone.address]) == 1
 
 
 async def test_a_successor_waits_for_the_address(lone: Lone) -> None:

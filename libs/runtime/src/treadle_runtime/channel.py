@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import grpc
@@ -12,11 +13,26 @@ from opentelemetry.instrumentation import grpc as grpc_instrumentation
 
 from treadle_core.errors import Kind
 from treadle_runtime import errors, last_call
+from treadle_runtime.failover import FailoverChannel
 
 log = logging.getLogger(__name__)
 
 MESSAGE_LIMIT = 64 * 1024 * 1024
 """Most bytes of one message; heavier things travel by reference."""
+
+OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A service that comes back elsewhere under its name is found at once, not after 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
+    # A unix path has no host name to send, and ours may be longer than HTTP/2 likes.
+    ("grpc.default_authority", "localhost"),
+)
+"""Of every channel."""
 
 _AGAIN = (errors.PEER_AWAY, "WRITER_FENCED")
 """Reasons to call again: a process that was fenced has a successor, at the same address."""
@@ -24,20 +40,16 @@ _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """Opens a channel: `unix:/path` or `host:port` on loopback. Connects on the first call."""
+def connect(address: str | Sequence[str]) -> grpc.aio.Channel:
+    """Opens a channel, in the open: `unix:/path` or `host:port`. Connects on the first call.
+
+    Of several addresses, one that serves is called (`failover`).
+    """
+    if not isinstance(address, str):
+        return FailoverChannel([connect(each) for each in address])
     return grpc.aio.insecure_channel(
         address,
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_LIMIT),
-            ("grpc.max_send_message_length", MESSAGE_LIMIT),
-            ("grpc.enable_retries", 0),
-            ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.min_reconnect_backoff_ms", 50),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-            # A unix path has no host name to send, and ours may be longer than HTTP/2 likes.
-            ("grpc.default_authority", "localhost"),
-        ],
+        options=OPTIONS,
         interceptors=cast("Any", grpc_instrumentation).aio_client_interceptors(),
     )
 

@@ -8,13 +8,21 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from treadle_core.ids import ID_PATTERN
-from treadle_runtime.plugins import PluginConfig, importable
+from treadle_runtime.plugins import PluginConfig, importable, of_group
 from treadle_runtime.spelling import did_you_mean
 
 BAD_CONFIGURATION = 2
@@ -24,14 +32,15 @@ LOOPBACK = ("unix:", "127.0.0.1:", "localhost:", "[::1]:")
 """How an address begins that only this host reaches."""
 
 
-def _on_loopback(address: str) -> str:
-    if not address.startswith(LOOPBACK):
-        raise ValueError("expected unix:/path or a loopback host:port, since calls are in the open")
-    return address
-
-
 RunTracker = Annotated[PluginConfig, AfterValidator(importable("treadle.trackers"))]
 """Where the numbers of a run go besides its metrics files."""
+
+DoorbellConfig = Annotated[PluginConfig, AfterValidator(importable("treadle.doorbells"))]
+
+PayloadsConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.payload_stores"))]
+
+Addresses: TypeAlias = str | Annotated[tuple[str, ...], Field(min_length=1)]
+"""Where a service is: one address, or those of all its processes, of which one serves."""
 
 RunId = Annotated[str, Field(pattern=rf"^{ID_PATTERN.pattern}$")]
 
@@ -55,6 +64,15 @@ class RunSettings(Config):
     """Where spans are exported by OTLP over gRPC, as `http://host:4317`; empty: nowhere."""
     trackers: tuple[RunTracker, ...] = ()
     """Where the numbers go besides `RUN/metrics`, as `[{name: tensorboard}]`."""
+    doorbell: DoorbellConfig = PluginConfig(name="poll")
+    """Plugin of `treadle.doorbells`: what wakes those who wait for a change."""
+    payloads: PayloadsConfig = PluginConfig(name="files")
+    """Plugin of `treadle.payload_stores`: where heavy payloads of episodes lie."""
+    inline_bytes: int = Field(default=65536, ge=0, le=65536)
+    """Payloads of up to so many bytes lie in the ledger itself."""
+    insecure_dev: bool = False
+    """Lets services listen beyond loopback although calls are in the open: whoever reaches them can
+    read and change the run. For a private network of containers on a developer's machine."""
 
 
 class RunConfig(RunSettings):
@@ -69,8 +87,20 @@ class ServiceConfig(Config):
 
     run: RunConfig
     """The run that the service works for."""
-    listen: Annotated[str, AfterValidator(_on_loopback)]
-    """Address to serve gRPC on: `unix:/path` or a loopback `host:port`."""
+    listen: str
+    """Address to serve gRPC on: `unix:/path` or a loopback `host:port`; any `host:port` where
+    `run.insecure_dev` is set."""
+
+    @field_validator("listen")
+    @classmethod
+    def _on_loopback(cls, listen: str, info: ValidationInfo) -> str:
+        run = info.data.get("run")  # missing: what is wrong with it is said
+        if run is not None and not run.insecure_dev and not listen.startswith(LOOPBACK):
+            raise ValueError(
+                "expected unix:/path or a loopback host:port, since calls are in the open "
+                "(run.insecure_dev allows it, on a private network)"
+            )
+        return listen
 
 
 C = TypeVar("C", bound=Config)

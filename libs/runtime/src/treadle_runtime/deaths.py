@@ -11,7 +11,7 @@ _LINE = 200
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One end of one child, other than with status 0."""
+    """One end of one child that was not done."""
 
     service: str
     pid: int

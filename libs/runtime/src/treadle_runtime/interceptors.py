@@ -1,8 +1,10 @@
 """What every served call passes through: a decoder, a deadline, and typed errors."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, cast
 
 import grpc
@@ -19,7 +21,19 @@ DEADLINE_CAP_S = 60.0
 LONGEST_DEADLINE_S = 3600.0
 """What is later than this is no bound."""
 
+CONTRACT = "v1"
+"""Of every package that a service serves."""
+_METHOD = re.compile(r"/treadle\.\w+\.(?P<contract>v\d+)\.")
+
 Handler = Callable[[Any, Any], Awaitable[Any]]
+Streamer = Callable[[Any, Any], AsyncGenerator[Any]]
+
+
+class OtherContractError(TreadleError):
+    """The caller speaks another contract than this service."""
+
+    kind = Kind.PRECONDITION
+    reason = "OTHER_CONTRACT"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -34,39 +48,84 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:  # reflection and health watch stream
+        method = handler_call_details.method
+        if handler is None and (spoken := _METHOD.match(method)):
+            handler = _refusing(spoken["contract"])
+        if handler is not None and handler.unary_unary is not None:
+            wrap, guarded = grpc.unary_unary_rpc_method_handler, self._guard(handler, method)
+        elif handler is not None and handler.unary_stream is not None and _is_ours(method):
+            wrap, guarded = (
+                grpc.unary_stream_rpc_method_handler,
+                self._guard_stream(handler, method),
+            )
+        else:  # reflection, and who watches our health
             return handler
-        return cast("Any", grpc.unary_unary_rpc_method_handler)(
-            self._guard(handler, handler_call_details.method),
-            response_serializer=handler.response_serializer,
-        )
+        return cast("Any", wrap)(guarded, response_serializer=handler.response_serializer)
 
     def _guard(self, handler: Any, method: str) -> Handler:
-        name = method.rpartition("/")[2]
         behaviour: Handler = handler.unary_unary
 
         async def guarded(data: bytes, context: Any) -> Any:
-            if not method.startswith("/grpc."):  # who asks for our health does not use us
-                last_call.note(f"served {name}")
-            limit = _limit_s(context.time_remaining())
-            try:
-                async with asyncio.timeout(limit):
-                    return await behaviour(_decoded(data, handler), context)
-            except TreadleError as error:
-                if error.kind is Kind.BROKEN:
-                    log.exception("%s: a promise of ours is broken", method)
-                await errors.abort(context, error, self._domain)
-            except TimeoutError:
-                await context.abort(
-                    grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {limit:.1f} s"
-                )
-            except (asyncio.CancelledError, grpc.aio.AbortError):
-                raise
-            except Exception:
-                log.exception("%s: unexpected error", method)
-                await context.abort(grpc.StatusCode.INTERNAL, "unexpected error; see the log")
+            async with self._bounded(context, method):
+                return await behaviour(_decoded(data, handler), context)
 
         return guarded
+
+    def _guard_stream(self, handler: Any, method: str) -> Streamer:
+        behaviour: Streamer = handler.unary_stream
+
+        async def guarded(data: bytes, context: Any) -> AsyncGenerator[Any]:
+            async with (
+                self._bounded(context, method),
+                contextlib.aclosing(behaviour(_decoded(data, handler), context)) as responses,
+            ):
+                async for response in responses:
+                    yield response
+
+        return guarded
+
+    @contextlib.asynccontextmanager
+    async def _bounded(self, context: Any, method: str) -> AsyncGenerator[None]:
+        """One call: its time is bounded, and what it raises is told."""
+        if _is_ours(method):  # who asks for our health does not use us
+            last_call.note(f"served {method.rpartition('/')[2]}")
+        limit = _limit_s(context.time_remaining())
+        try:
+            async with asyncio.timeout(limit):
+                yield
+        except TreadleError as error:
+            if error.kind is Kind.BROKEN:
+                log.exception("%s: a promise of ours is broken", method)
+            await errors.abort(context, error, self._domain)
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {limit:.1f} s"
+            )
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            log.exception("%s: unexpected error", method)
+            await context.abort(grpc.StatusCode.INTERNAL, "unexpected error; see the log")
+
+
+def _refusing(contract: str) -> Any:
+    """The handler of a method that nobody here has; None where that is all that is wrong."""
+
+    async def refuse(_: bytes, __: Any) -> None:
+        raise OtherContractError(
+            f"the call is of contract {contract}, this service speaks {CONTRACT}",
+            field="contract",
+            limit=CONTRACT,
+            value=contract,
+        )
+
+    if contract == CONTRACT:
+        return None
+    return cast("Any", grpc.unary_unary_rpc_method_handler)(refuse, request_deserializer=bytes)
+
+
+def _is_ours(method: str) -> bool:
+    return not method.startswith("/grpc.")
 
 
 def _limit_s(remaining: float | None) -> float:

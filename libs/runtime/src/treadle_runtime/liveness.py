@@ -1,6 +1,8 @@
 """Whether a service that has answered once still answers."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -17,20 +19,27 @@ _SILENCE = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 async def until_hung(address: str, hung_s: float) -> None:
     """Returns when the service at `address` has not answered for `hung_s` seconds.
 
-    It is asked for its health, on its event loop; whatever it says is a sign of life. What has
-    never answered is starting, however long. Silence is counted in looks, so that it is none when
-    we stood still ourselves.
+    It is asked for its health, on its event loop; whatever it says is a sign of life.
+    """
+    async with connect(address) as channel:
+        health = cast("Any", health_pb2_grpc).HealthStub(channel)
+        await until_silent(partial(_answers, health), hung_s)
+
+
+async def until_silent(answers: Callable[[float], Awaitable[bool]], hung_s: float) -> None:
+    """Returns when `answers`, given the seconds that it has, was False for `hung_s` seconds.
+
+    What has never answered is starting, however long. Silence is counted in looks, so that it is
+    none when we stood still ourselves.
     """
     look_s = hung_s / _LOOKS
     silent: int | None = None
-    async with connect(address) as channel:
-        health = cast("Any", health_pb2_grpc).HealthStub(channel)
-        while silent is None or silent < _LOOKS:
-            answered, _ = await asyncio.gather(_answers(health, look_s), asyncio.sleep(look_s))
-            if answered:
-                silent = 0
-            elif silent is not None:
-                silent += 1
+    while silent is None or silent < _LOOKS:
+        answered, _ = await asyncio.gather(answers(look_s), asyncio.sleep(look_s))
+        if answered:
+            silent = 0
+        elif silent is not None:
+            silent += 1
 
 
 async def _answers(health: Any, timeout_s: float) -> bool:

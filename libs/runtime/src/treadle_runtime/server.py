@@ -21,13 +21,14 @@ from treadle_core.errors import InvalidFieldError
 from treadle_runtime import address, failpoints, last_call, telemetry
 from treadle_runtime.channel import MESSAGE_LIMIT
 from treadle_runtime.config import BAD_CONFIGURATION, LOOPBACK, ServiceConfig
+from treadle_runtime.drain_order import SUPERVISOR_FD
 from treadle_runtime.interceptors import CallInterceptor
 from treadle_runtime.plugins import PluginError
 
 log = logging.getLogger(__name__)
 
-SUPERVISOR_FD = "TREADLE_SUPERVISOR_FD"
-"""Environment variable: a pipe that the supervisor holds open; its end means that it is gone."""
+CALLS_AT_ONCE = 4096
+"""Most calls that a service answers at once; what comes beyond is refused, RESOURCE_EXHAUSTED."""
 
 _HEALTH_EVERY_S = 0.25
 
@@ -50,6 +51,8 @@ class Service:
     """Supervised: one that raises ends the process; when all have returned the work is done."""
     drain: Callable[[], Awaitable[None]] | None = None
     """Finishes or hands back what is running."""
+    insecure_dev: bool = False
+    """As `run.insecure_dev`: `listen` may be beyond loopback."""
     is_able: Callable[[], bool] = lambda: True
     """False while the service cannot do its work (its disk is full): health is NOT_SERVING then."""
     grace_s: float = 30.0
@@ -66,7 +69,7 @@ async def serve(service: Service) -> None:
     Claims the address, unless that was done before.
     """
     stop = asyncio.Event()
-    await claim(service.listen)
+    await claim(service.listen, insecure_dev=service.insecure_dev)
     server, healths = await _start(service)
     tasks = [asyncio.ensure_future(start()) for start in service.background]
     with _stop_signals(stop):
@@ -81,14 +84,17 @@ async def serve(service: Service) -> None:
             await server.stop(grace=1.0)
 
 
-async def claim(listen: str) -> None:
+async def claim(listen: str, *, insecure_dev: bool = False) -> None:
     """Stands by until no other process holds a unix socket's address; it is ours from then on.
 
     A service that takes something over when it starts claims its address before. Raises
-    InvalidFieldError for an address that is open to others.
+    InvalidFieldError for an address that is open to others, unless `insecure_dev` allows that.
     """
     if not listen.startswith(LOOPBACK):
-        raise InvalidFieldError("listen", limit="unix:/path or a loopback host:port", value=listen)
+        if not insecure_dev:
+            limit = "unix:/path or a loopback host:port"
+            raise InvalidFieldError("listen", limit=limit, value=listen)
+        log.warning("INSECURE: %s is open to all who reach it (run.insecure_dev)", listen)
     if listen.startswith("unix:") and listen not in _claimed:
         lock = Path(listen.removeprefix("unix:") + ".lock")
         _claimed[listen] = await address.hold(lock)
@@ -101,6 +107,7 @@ def run(config: ServiceConfig, name: str, main: Callable[[], Coroutine[Any, Any,
         stream=sys.stderr,
         format=f"%(asctime)s {name} %(levelname)s %(message)s",
     )
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
     provider = telemetry.setup(name, config.run.id, config.run.otlp_endpoint)
     try:
         failpoints.arm(os.environ)
@@ -119,11 +126,22 @@ def run(config: ServiceConfig, name: str, main: Callable[[], Coroutine[Any, Any,
     log.info("%s is done", name)
 
 
+_untraced = filters.any_of(
+    filters.health_check(),
+    filters.method_name("Read"),  # a stream whose caller leaves ends its span in another context
+)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether gRPC says more than that the caller left in the middle of a stream."""
+    return not record.getMessage().startswith("ExecuteBatchError")
+
+
 async def _start(service: Service) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     instrument = cast("Any", grpc_instrumentation)
     server = grpc.aio.server(
         interceptors=[
-            instrument.aio_server_interceptor(filter_=filters.negate(filters.health_check())),
+            instrument.aio_server_interceptor(filter_=filters.negate(_untraced)),
             CallInterceptor(f"treadle.{service.name}"),
         ],
         options=[
@@ -131,7 +149,7 @@ async def _start(service: Service) -> tuple[grpc.aio.Server, health.aio.HealthSe
             ("grpc.max_send_message_length", MESSAGE_LIMIT),
             ("grpc.so_reuseport", 0),
         ],
-        maximum_concurrent_rpcs=4096,
+        maximum_concurrent_rpcs=CALLS_AT_ONCE,
     )
     service.register(server)
     healths = health.aio.HealthServicer()

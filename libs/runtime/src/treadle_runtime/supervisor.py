@@ -12,14 +12,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from treadle_runtime import deaths, last_call, liveness
 from treadle_runtime.config import BAD_CONFIGURATION
 from treadle_runtime.deaths import Death
-from treadle_runtime.server import SUPERVISOR_FD
+from treadle_runtime.drain_order import SUPERVISOR_FD
 from treadle_runtime.tracker import Tracker
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,10 @@ class ChildSpec:
     log_path: Path
     address: str = ""
     """Where it serves its health; empty: nobody asks."""
+    answers: Callable[[], bool] | None = None
+    """Whether it answers, of a child without an address; blocks for a second at most."""
+    serves: bool = False
+    """It has no work that could be done: ended with status 0 unasked it is started again too."""
 
 
 class ChildFailedError(RuntimeError):
@@ -92,10 +97,11 @@ class Supervisor:
             child.watches = pipes[place][0]
             child.holds = tuple(write for _, write in pipes[place + 1 :])
 
-    def start(self) -> None:
-        """Starts and from now on supervises every child."""
-        for name, child in self._children.items():
-            self._tasks[name] = asyncio.ensure_future(self._keep(child))
+    def start(self, names: Sequence[str] | None = None) -> None:
+        """Starts and from now on supervises the named children, or all that are not yet."""
+        for name in self._children if names is None else names:
+            if name not in self._tasks:
+                self._tasks[name] = asyncio.ensure_future(self._keep(self._children[name]))
 
     async def until_done(self, names: Sequence[str]) -> None:
         """Returns when all the named children are done.
@@ -124,10 +130,11 @@ class Supervisor:
             await self._stop(name, grace_s)
 
     async def _stop(self, name: str, grace_s: float) -> None:
-        child = self._children[name]
+        child, task = self._children[name], self._tasks.get(name)
         child.stopping = True
+        if task is None:
+            return
         _signal(child, signal.SIGTERM)
-        task = self._tasks[name]
         await asyncio.wait([task], timeout=grace_s)
         if not task.done():
             log.warning("%s did not drain within %.0f s; killed", name, grace_s)
@@ -160,7 +167,7 @@ class Supervisor:
         child.done.set()
 
     async def _live(self, child: Child) -> Death | None:
-        """Runs one life of a child; returns how it ended, None for status 0."""
+        """Runs one life of a child; returns how it ended, None where it is done."""
         notes, kills, began = last_call.opened(), deaths.memory_kills(), time.monotonic()
         process = _started(child, notes)
         child.pidfd = os.pidfd_open(process.pid)
@@ -180,7 +187,8 @@ class Supervisor:
             os.close(notes)
             os.close(child.pidfd)
             child.pidfd = -1
-        if code == 0:
+        asked = child.spec.serves and child.stopping and not child.killed
+        if asked or (code == 0 and not child.spec.serves):
             return None
         return Death(
             service=child.spec.name,
@@ -201,8 +209,7 @@ class Supervisor:
     async def _until_ended(self, child: Child) -> None:
         """Waits for its end, and brings it about when it hangs, unless it is to end anyway."""
         waits = [asyncio.ensure_future(_readable(child.pidfd))]
-        if child.spec.address:
-            hangs = liveness.until_hung(child.spec.address, self._hung_s)
+        if hangs := self._hangs(child.spec):
             waits.append(asyncio.ensure_future(hangs))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -214,6 +221,15 @@ class Supervisor:
         finally:
             for wait in waits:
                 wait.cancel()
+
+    def _hangs(self, spec: ChildSpec) -> Coroutine[Any, Any, None] | None:
+        """Returns once a child hangs; None where nobody asks."""
+        if spec.address:
+            return liveness.until_hung(spec.address, self._hung_s)
+        if spec.answers is None:
+            return None
+        ask = spec.answers
+        return liveness.until_silent(lambda _: asyncio.to_thread(ask), self._hung_s)
 
 
 def _started(child: Child, notes: int) -> "subprocess.Popen[bytes]":

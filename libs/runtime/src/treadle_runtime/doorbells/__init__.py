@@ -1,0 +1,1 @@
+"""Doorbells: `poll`, `nats`, and one for a single process."""
