@@ -7,7 +7,7 @@ Shapes: T = tokens of one segment.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from treadle.episode.v1 import episode_pb2 as pb
 from treadle_core.episodes import Segment
 from treadle_core.errors import InvalidFieldError
+from treadle_payloads.store import Buffer
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype(np.bool_),
@@ -38,13 +39,13 @@ def encode_payload(segments: Sequence[Segment]) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def decode_payload(data: bytes) -> tuple[Segment, ...]:
+def decode_payload(data: Buffer) -> tuple[Segment, ...]:
     """The segments of `data`; their arrays are read-only and little-endian.
 
     Raises InvalidFieldError, naming for example `segments[0].logprobs`.
     """
     try:
-        message = pb.EpisodePayload.FromString(data)
+        message = pb.EpisodePayload.FromString(cast("bytes", data))  # any buffer will do
     except DecodeError as error:
         raise InvalidFieldError(
             "payload",

@@ -2,16 +2,28 @@
 
 import contextlib
 import errno
+import mmap
 import os
-import tempfile
 import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
-from treadle_core.errors import PayloadMissingError
-from treadle_payloads.store import PayloadReference, PayloadStoreFullError, checked_sha256
+from treadle_core.errors import InvalidFieldError, PayloadMissingError, TreadleError
+from treadle_payloads.store import (
+    GET_S,
+    IDLE_S,
+    Buffer,
+    Hold,
+    PayloadReference,
+    PayloadStoreFullError,
+    Stay,
+    checked_sha256,
+    is_sha256,
+)
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FULL_RETRY_S = 1.0
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL_RETRY_S = 1.0
 _ABANDONED_AFTER_S = 3600.0
 """No writer takes this long, so an unfinished file of this age has lost its writer."""
 
@@ -23,86 +35,179 @@ class FileStore:
     directory. Durability is `host`: fsynced on this node before `put` returns.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        """Creates the directories that are missing and drops what killed writers left."""
-        self._directory = Path(directory)
-        self._unfinished = self._directory / "tmp"
-        self._unfinished.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        run_id: str = "",
+    ) -> None:
+        """Creates the directories that are missing and drops what killed writers left.
+
+        `directory` is `payloads` in the run's directory unless it is given.
+        """
+        del run_id  # the directory is the run's
+        if directory is None:
+            if run_dir is None:
+                raise InvalidFieldError("directory", limit="a directory", value="none")
+            directory = Path(run_dir) / "payloads"
+        self.directory = Path(directory)
+        self.unfinished = self.directory / "tmp"
+        self.unfinished.mkdir(parents=True, exist_ok=True)
         for prefix in range(256):
-            (self._directory / f"{prefix:02x}").mkdir(exist_ok=True)
-        _sync_directory(self._directory)
-        _sync_directory(self._directory.parent)
+            (self.directory / f"{prefix:02x}").mkdir(exist_ok=True)
+        _sync_directory(self.directory)
+        _sync_directory(self.directory.parent)
         abandoned = time.time() - _ABANDONED_AFTER_S
-        for path in self._unfinished.iterdir():
+        for path in self.unfinished.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < abandoned:
                     path.unlink()
 
-    def put(self, data: bytes) -> PayloadReference:
+    def put(self, data: bytes, *, holder: str = "") -> PayloadReference:
+        del holder
         reference = PayloadReference.of(data)
-        path = self._path(reference.sha256)
-        try:
-            if not _holds(path, data):
-                self._write(path, data)
+        with full_store(self.directory, len(data)):
+            if not self._holds(reference.sha256, data):
+                with NamedTemporaryFile(dir=self.unfinished, delete=False) as file:
+                    try:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                        Path(file.name).replace(self.path(reference.sha256))
+                    except BaseException:
+                        Path(file.name).unlink(missing_ok=True)
+                        raise
             # On a hit too: the process that renamed the file may not have come to its fsync.
-            _sync_directory(path.parent)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            raise PayloadStoreFullError(
-                f"payload store {self._directory}: {error.strerror} for {len(data)} bytes",
-                field="payload",
-                limit=error.strerror,
-                value=len(data),
-                retry_after_s=_FULL_RETRY_S,
-            ) from error
+            _sync_directory(self.path(reference.sha256).parent)
         return reference
 
     def get(self, reference: PayloadReference) -> bytes:
-        path = self._path(reference.sha256)
-        try:
-            with path.open("rb") as file:
-                reference.check_size(os.fstat(file.fileno()).st_size)
-                data = file.read()
-        except FileNotFoundError as error:
-            raise PayloadMissingError(
-                f"payload {reference.sha256} is not in {self._directory}",
-                field="sha256",
-                value=reference.sha256,
-            ) from error
+        data = self._read(reference)
         reference.check(data)
         return data
 
-    def has(self, reference: PayloadReference) -> bool:
+    def fetch(
+        self, references: Iterable[PayloadReference], *, timeout_s: float = GET_S
+    ) -> Mapping[str, Buffer | TreadleError]:
+        del timeout_s  # a file is there or not
+        fetched: dict[str, Buffer | TreadleError] = {}
+        for reference in references:
+            try:
+                fetched[reference.sha256] = self.map(reference)
+            except TreadleError as error:
+                fetched[reference.sha256] = error
+        return fetched
+
+    def map(self, reference: PayloadReference) -> memoryview:
+        """The bytes as a view of the file, checked; a file is never changed once it has its name.
+
+        Raises as `get`.
+        """
         try:
-            return self._path(reference.sha256).stat().st_size == reference.size
+            with self.path(reference.sha256).open("rb") as file:
+                reference.check_size(os.fstat(file.fileno()).st_size)
+                # An empty file cannot be mapped.
+                data = (
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if reference.size else b""
+                )
+        except FileNotFoundError as error:
+            raise self._missing(reference) from error
+        view = memoryview(data)
+        reference.check(view)
+        return view
+
+    def has(self, reference: PayloadReference) -> bool:
+        """Whether bytes of that size lie under that sha256; their content is not read."""
+        try:
+            return self.path(reference.sha256).stat().st_size == reference.size
         except FileNotFoundError:
             return False
 
+    def confirm(self, hold: Hold, *, writer_epoch: int = 0) -> None:
+        del writer_epoch  # who shares a directory shares the ledger's file system
+        if not self.has(hold.reference):
+            raise self._missing(hold.reference)
+
+    def release(self, holds: Iterable[Hold], *, writer_epoch: int = 0) -> None:
+        del writer_epoch
+        for hold in holds:
+            self.delete(hold.reference.sha256)
+
     def delete(self, sha256: str) -> None:
-        self._path(checked_sha256(sha256)).unlink(missing_ok=True)
+        """Forgets the bytes; no error when there are none."""
+        self.path(checked_sha256(sha256)).unlink(missing_ok=True)
 
-    def _path(self, sha256: str) -> Path:
-        return self._directory / sha256[:2] / sha256
+    def idle(self, *, idle_s: float = IDLE_S) -> Iterator[Stay]:
+        """What was put longer than `idle_s` seconds ago; blocks between the items."""
+        before = time.time_ns() - int(idle_s * 1e9)
+        for sha256, status in self.objects():
+            if status.st_mtime_ns < before:
+                yield Stay(sha256, status.st_mtime_ns)
 
-    def _write(self, path: Path, data: bytes) -> None:
-        with tempfile.NamedTemporaryFile(dir=self._unfinished, delete=False) as file:
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+    def objects(self) -> Iterator[tuple[str, os.stat_result]]:
+        """All that is there; blocks between the items."""
+        for prefix in range(256):
+            with os.scandir(self.directory / f"{prefix:02x}") as entries:
+                for entry in entries:
+                    if is_sha256(entry.name):
+                        with contextlib.suppress(FileNotFoundError):
+                            yield entry.name, entry.stat()
 
-
-def _holds(path: Path, data: bytes) -> bool:
-    """Whether `path` has exactly these bytes; a damaged file is then written again."""
-    try:
-        return path.stat().st_size == len(data) and path.read_bytes() == data
-    except FileNotFoundError:
+    def drop(self, stay: Stay) -> bool:
+        path = self.path(stay.sha256)
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime_ns == stay.touched:
+                path.unlink()
+                return True
         return False
+
+    def path(self, sha256: str) -> Path:
+        """Where the bytes lie, if they do."""
+        return self.directory / sha256[:2] / sha256
+
+    def _read(self, reference: PayloadReference) -> bytes:
+        try:
+            with self.path(reference.sha256).open("rb") as file:
+                reference.check_size(os.fstat(file.fileno()).st_size)
+                return file.read()
+        except FileNotFoundError as error:
+            raise self._missing(reference) from error
+
+    def _holds(self, sha256: str, data: bytes) -> bool:
+        """Whether exactly these bytes are there, touched now; damaged ones are written again."""
+        path = self.path(sha256)
+        try:
+            if path.stat().st_size != len(data) or path.read_bytes() != data:
+                return False
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _missing(self, reference: PayloadReference) -> PayloadMissingError:
+        return PayloadMissingError(
+            f"payload {reference.sha256} is not in {self.directory}",
+            field="sha256",
+            value=reference.sha256,
+        )
+
+
+@contextlib.contextmanager
+def full_store(directory: Path, size: int) -> Generator[None]:
+    """Turns a disk without room for `size` bytes into PayloadStoreFullError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise PayloadStoreFullError(
+            f"payload store {directory}: {error.strerror} for {size} bytes",
+            field="payload",
+            limit=error.strerror,
+            value=size,
+            retry_after_s=FULL_RETRY_S,
+        ) from error
 
 
 def _sync_directory(directory: Path) -> None:

@@ -2,15 +2,23 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from treadle_core.errors import InvalidFieldError, Kind, PayloadCorruptError, TreadleError
 
 INLINE_LIMIT = 65536
 """Bytes up to which a payload travels inline in the ledger instead of through a store."""
 
+Buffer: TypeAlias = bytes | memoryview
+"""Bytes to read; a view keeps what it shows alive."""
+
+GET_S = 30.0
+"""Most seconds that a reader waits for payloads, unless it says otherwise."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NODE = re.compile(r"unix:/[\x21-\x7e]{1,250}|[A-Za-z0-9.:\[\]_-]{1,250}:[0-9]{1,5}|")
 
 
 class PayloadStoreFullError(TreadleError):
@@ -18,6 +26,20 @@ class PayloadStoreFullError(TreadleError):
 
     kind = Kind.EXHAUSTED
     reason = "PAYLOAD_STORE_FULL"
+
+
+class PayloadStoreAwayError(TreadleError):
+    """The store does not answer; the same call may succeed later."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "PAYLOAD_STORE_AWAY"
+
+
+class PayloadKeeperFencedError(TreadleError):
+    """A newer writer of the ledger says what is needed."""
+
+    kind = Kind.PRECONDITION
+    reason = "PAYLOAD_KEEPER_FENCED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +50,27 @@ class PayloadReference:
     """Of the bytes, 64 lower-case hex digits."""
     size: int
     """Length of the bytes."""
+    node: str = field(default="", compare=False)
+    """Address of the sidecar that holds the bytes; empty: the run's own store does."""
+    epoch: int = field(default=0, compare=False)
+    """Life of that sidecar in which they were uploaded."""
 
     def __post_init__(self) -> None:
-        """Checks both, so that a reference is safe in a path."""
+        """Checks all, so that a reference is safe in a path and can be called."""
         checked_sha256(self.sha256)
-        if self.size < 0:
-            raise InvalidFieldError("size", limit=">= 0", value=self.size)
+        for name, value in (("size", self.size), ("epoch", self.epoch)):
+            if value < 0:
+                raise InvalidFieldError(name, limit=">= 0", value=value)
+        if not is_node(self.node):
+            limit = "unix:/path, host:port or empty"
+            raise InvalidFieldError("node", limit=limit, value=repr(self.node[:80]))
 
     @classmethod
     def of(cls, data: bytes) -> "PayloadReference":
         """The reference of `data`."""
         return cls(hashlib.sha256(data).hexdigest(), len(data))
 
-    def check(self, data: bytes) -> None:
+    def check(self, data: Buffer) -> None:
         """Raises PayloadCorruptError unless `data` is what the reference names."""
         self.check_size(len(data))
         found = hashlib.sha256(data).hexdigest()
@@ -63,34 +93,102 @@ class PayloadReference:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """That an episode needs a payload."""
+
+    reference: PayloadReference
+    holder: str
+    """The episode."""
+
+
 class PayloadStore(Protocol):
-    """Bytes by content. Methods block; call them off an event loop."""
+    """Bytes by content (entry points `treadle.payload_stores`).
 
-    def put(self, data: bytes) -> PayloadReference:
-        """Stores `data`; durable, in the store's declared mode, when it returns. Idempotent.
+    Methods block, each for a bounded time; call them off an event loop. What is put stays for
+    `IDLE_S` seconds, and until `release` once it is confirmed: the ledger is the only truth of
+    what is needed.
+    """
 
-        Raises PayloadStoreFullError when there is no room.
+    def put(self, data: bytes, *, holder: str = "") -> PayloadReference:
+        """Stores `data` for the episode `holder`. Idempotent.
+
+        It is durable, in the store's declared mode, when this returns.
+
+        Raises PayloadStoreFullError when there is no room, PayloadStoreAwayError.
         """
         ...
 
-    def get(self, reference: PayloadReference) -> bytes:
+    def get(self, reference: PayloadReference) -> Buffer:
         """The bytes, checked against size and sha256.
 
-        Raises PayloadMissingError or PayloadCorruptError.
+        Raises PayloadMissingError once every place was asked, or PayloadCorruptError.
         """
+        ...
+
+    def fetch(
+        self, references: Iterable[PayloadReference], *, timeout_s: float = GET_S
+    ) -> Mapping[str, Buffer | TreadleError]:
+        """Many at once, by sha256: the bytes, checked, or why they cannot be had."""
         ...
 
     def has(self, reference: PayloadReference) -> bool:
-        """Whether bytes of that size lie under that sha256; their content is not read."""
+        """Whether that many bytes lie under that sha256; their content is not read."""
         ...
 
-    def delete(self, sha256: str) -> None:
-        """Forgets the bytes; no error when there are none."""
+    def confirm(self, hold: Hold, *, writer_epoch: int) -> None:
+        """Keeps the bytes until `release`: the ledger is about to record that they are needed.
+
+        Raises PayloadMissingError where that many bytes are not there, PayloadStoreAwayError, or
+        PayloadKeeperFencedError for a writer that was replaced.
+        """
         ...
+
+    def release(self, holds: Iterable[Hold], *, writer_epoch: int) -> None:
+        """Forgets what no other episode needs; no error where there is nothing.
+
+        Raises PayloadStoreAwayError or PayloadKeeperFencedError.
+        """
+        ...
+
+    def idle(self) -> Iterable["Stay"]:
+        """What this process may forget if the ledger does not need it.
+
+        Nothing where the store sees to that itself.
+        """
+        ...
+
+    def drop(self, stay: "Stay") -> bool:
+        """Forgets an object unless it was put since; whether it did."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """An object as it was found idle."""
+
+    sha256: str
+    touched: int
+    """When it was last put or confirmed, in nanoseconds of some clock; only compared."""
+
+
+IDLE_S = 600.0
+"""How long what was put is kept for a ledger that does not know of it: longer than a report is on
+its way. Whoever comes later puts again."""
+
+
+def is_node(value: str) -> bool:
+    """Whether `value` is the address of a sidecar, or empty."""
+    return _NODE.fullmatch(value) is not None
+
+
+def is_sha256(value: str) -> bool:
+    """Whether `value` is 64 lower-case hex digits."""
+    return _SHA256.fullmatch(value) is not None
 
 
 def checked_sha256(value: str) -> str:
     """Returns `value` if it is 64 lower-case hex digits; raises InvalidFieldError otherwise."""
-    if not _SHA256.fullmatch(value):
+    if not is_sha256(value):
         raise InvalidFieldError("sha256", limit=_SHA256.pattern, value=repr(value[:80]))
     return value
