@@ -1,10 +1,10 @@
 """How many episodes a second the ledger serves, and what one costs it.
 
-Starts the service as its own process on a SQLite ledger and drives whole steps through it over a
-unix socket: lease, complete (inline payloads), claim, report, commit. Prints one JSON object
-a measure.
+Starts the service as its own process and drives whole steps through it over a unix socket: lease,
+complete (inline payloads), claim, report, commit. With `--ledger redis` it starts a Redis server of
+its own too. Prints one JSON object a measure.
 
-    python services/experience/benches/throughput.py --steps 40 --rate 130
+    python services/experience/benches/throughput.py --steps 40 --rate 130 --ledger redis
 """
 
 import argparse
@@ -29,9 +29,12 @@ from treadle_payloads.codec import encode_payload
 from treadle_payloads.store import PayloadReference
 from treadle_runtime.channel import call, connect
 from treadle_runtime.measures import Measure, report
+from treadle_runtime.testing import RedisProcess
 
 RUN = "benchmark"
 TASKS_PER_STEP, GROUP_SIZE, LANES = 16, 8, 32
+SYNC = {"host": "always", "process": "everysec"}
+"""Redis's `appendfsync` by what is declared."""
 
 
 class Driver:
@@ -162,7 +165,7 @@ def payload_of(tokens: int) -> bytes:
     )
 
 
-def write_config(directory: Path, steps: int) -> Path:
+def write_config(directory: Path, steps: int, ledger: dict[str, str]) -> Path:
     """The service's configuration, with tasks enough for all steps."""
     tasks = directory / "tasks.jsonl"
     tasks.write_text('{"prompt": "47+38-62"}\n' * (steps * TASKS_PER_STEP), encoding="utf-8")
@@ -175,6 +178,7 @@ def write_config(directory: Path, steps: int) -> Path:
         "max_lag": 1000,  # everything is sampled by version 1
         "deadline_s": 600,
         "source": {"name": "jsonl", "path": str(tasks)},
+        "ledger": ledger,
     }
     path = directory / "experience.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -192,7 +196,12 @@ async def measure(args: argparse.Namespace) -> list[Measure]:
     steps: int = args.steps
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="treadle")))
-        config = write_config(directory, steps)
+        ledger = {"name": args.ledger}
+        if args.ledger == "redis":
+            redis = RedisProcess(directory / "redis").start(appendfsync=SYNC[args.durability])
+            stack.callback(redis.kill)
+            ledger |= {"url": redis.url, "durability": args.durability}
+        config = write_config(directory, steps, ledger)
         service = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "treadle_experience.main", "--config", str(config)
         )
@@ -209,7 +218,7 @@ async def measure(args: argparse.Namespace) -> list[Measure]:
             await service.wait()
     episodes = steps * TASKS_PER_STEP * GROUP_SIZE
     latencies = np.array(driver.latencies) * 1e3
-    details = {"episodes": episodes, "payload_bytes": len(payload), "rate": args.rate}
+    details = {"episodes": episodes, "payload_bytes": len(payload), "rate": args.rate} | ledger
     return [
         Measure("ledger_episodes_per_s", episodes / wall_s, "episodes/s", details=details),
         Measure("ledger_cpu_ms_per_episode", 1e3 * cpu_s / episodes, "ms"),
@@ -224,5 +233,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rate", type=float, default=0.0, help="episodes a second; 0: no limit")
     parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--ledger", choices=("sqlite", "redis"), default="sqlite")
+    parser.add_argument("--durability", choices=tuple(SYNC), default="host", help="of Redis")
     parser.add_argument("--most", type=int, default=1, help="tickets that one call leases")
     raise SystemExit(report(asyncio.run(measure(parser.parse_args()))))

@@ -1,14 +1,19 @@
 """A run that tests drive by hand: the real core, without processes."""
 
+import contextlib
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from treadle_core.episodes import FailureClass, Termination
 from treadle_core.faults import Fault, FaultReason
 from treadle_core.tickets import Sampling, Ticket
+from treadle_experience.adapters.redis_ledger import RedisLedger
 from treadle_experience.core import checkpoints, faults, results, steps, tickets, versions
 from treadle_experience.core.audit import Account, reconcile
 from treadle_experience.core.filters import Filter
@@ -17,6 +22,10 @@ from treadle_experience.core.run import Run
 from treadle_experience.core.state import Attempt, Episode, Result, RunState
 from treadle_experience.core.tickets import Failure
 from treadle_experience.core.transitions import Transition
+from treadle_runtime import failpoints
+from treadle_runtime.testing import RedisProcess
+
+FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 
 RULES = Rules(
     run_id="run",
@@ -129,7 +138,7 @@ class World:
             self.run,
             trainer_epoch=self.epoch,
             step=step,
-            request_id=f"request-{len(self.state.versions)}",
+            request_id=f"request-{self.state.num_versions}",
             trace_id="",
         )
         versions.commit(
@@ -245,3 +254,49 @@ def tools():
         rules = RULES
 
     return Tools
+
+
+@pytest.fixture(scope="session")
+def redis_server():
+    """One Redis server for all tests that do not break it."""
+    if not RedisProcess.is_installed():
+        pytest.skip("NO redis-server ON PATH: the Redis ledger is not tested")
+    with tempfile.TemporaryDirectory(prefix="treadle-redis-", dir=FAST) as directory:
+        server = RedisProcess(Path(directory)).start()
+        yield server
+        server.kill()
+
+
+@pytest.fixture
+def redis(redis_server):
+    """The same, empty."""
+    with Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server that a test may break."""
+    process = RedisProcess(tmp_path / "redis")
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def open_ledger(tmp_path, server):
+    """Opens the run's ledger, as one process after the other would."""
+    with contextlib.ExitStack() as opened:
+
+        def open_(**changes) -> RedisLedger:
+            ledger = RedisLedger(tmp_path / "run", server.url, **changes)
+            return opened.enter_context(contextlib.closing(ledger))
+
+        yield open_
+
+
+@pytest.fixture
+def failing():
+    """Arms failpoints for the time of a test."""
+    yield lambda name: failpoints.arm({failpoints.ENVIRONMENT: f"{name}=raise"})
+    failpoints.arm({})

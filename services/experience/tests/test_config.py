@@ -76,7 +76,7 @@ def test_the_recipe_of_the_demo_becomes_rules() -> None:
         pytest.param({"max_lags": 4}, "did you mean max_lag", id="typo"),
         pytest.param({"source": {"name": "jsnl"}}, "did you mean jsonl", id="plugin"),
         pytest.param({"source": {"name": "jsonl", "paht": "x"}}, "did you mean path", id="key"),
-        pytest.param({"ledger": {"name": "redis"}}, "no plugin named 'redis'", id="ledger"),
+        pytest.param({"ledger": {"name": "rediss"}}, "did you mean redis", id="ledger"),
         pytest.param({"evaluation": {"every": 1, "sets": []}}, "evaluation.sets", id="no-sets"),
     ],
 )

@@ -5,16 +5,17 @@ import json
 import pytest
 
 from treadle_experience.effects import Effects
-from treadle_payloads.files import FileStore
+from treadle_payloads.store import PayloadReference
+from treadle_runtime.doorbells.poll import PollDoorbell
 from treadle_runtime.tracker import JsonlTracker
 
 
 @pytest.fixture
 def make_effects(tmp_path):
-    store = FileStore(tmp_path / "payloads")
-
     def make(world) -> Effects:
-        return Effects(world.state, store, JsonlTracker(tmp_path / "metrics.jsonl"))
+        return Effects(
+            world.state, JsonlTracker(tmp_path / "metrics.jsonl"), PollDoorbell(run_id="run")
+        )
 
     return make
 
@@ -23,42 +24,26 @@ def rows(tmp_path) -> list[dict]:
     return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
 
-def stored(world, effects, ticket, data: bytes):
-    reference = effects.store.put(data)
-    world.complete(
-        ticket, payload=data, sha256=reference.sha256, size=reference.size, inlined=False
-    )
-    return reference
-
-
-def test_released_files_go_unless_another_result_has_the_same_bytes(
+def test_what_a_release_lets_go_is_told_with_its_node_and_its_episode(
     make_world, make_effects
 ) -> None:
-    world = make_world(retries=0).start()
+    world = make_world(retries=0, group_size=3).start()
     effects = make_effects(world)
-    first, failing, other, _ = world.lease(1, 4)
-    shared = stored(world, effects, first, b"the same bytes")
-    stored(world, effects, other, b"the same bytes")
+    first, inline, failing = world.lease(1, 3)
+    reference = PayloadReference.of(b"tokens")
+    stored = {"sha256": reference.sha256, "size": reference.size, "inlined": False}
+    world.complete(first, payload=b"tokens", node="unix:/node", **stored)
+    world.complete(inline)
     world.save()
 
     world.fail(failing)
     for transition in world.run.take():
         effects.follow(transition)
 
-    assert effects.store.has(shared)
-
-
-def test_a_released_file_goes(make_world, make_effects) -> None:
-    world = make_world(retries=0).start()
-    effects = make_effects(world)
-    first, failing = world.lease(1, 2)
-    reference = stored(world, effects, first, b"its own bytes")
-
-    world.fail(failing)
-    for transition in world.run.take():
-        effects.follow(transition)
-
-    assert not effects.store.has(reference)
+    held = effects.released.get_nowait()
+    assert (held.reference.sha256, held.reference.node) == (reference.sha256, "unix:/node")
+    assert held.holder == first.episode_id
+    assert effects.released.empty()
 
 
 def test_an_evaluation_is_one_row_without_a_score_where_there_is_none(
@@ -82,6 +67,27 @@ def test_an_evaluation_is_one_row_without_a_score_where_there_is_none(
         "oldest_version": 0,
         "newest_version": 0,
     }
+
+
+def test_a_score_is_told_although_what_it_is_of_was_forgotten_meanwhile(
+    make_world, make_effects, tools, tmp_path
+) -> None:
+    world = make_world(kept_tasks=1, evaluation=tools.evaluation(every=3)).start()
+    effects = make_effects(world)
+    for ticket in world.lease(1):
+        world.complete(ticket)
+    for step in range(1, 20):
+        world.train(step)
+        world.checkpoint(step)
+        world.publish(step)
+
+    for transition in world.save():
+        effects.follow(transition)
+
+    scores = {row["step"]: row for row in rows(tmp_path) if row["name"] == "evaluation"}
+    assert scores.keys() >= {0, 3, 6, 9, 12, 15}
+    assert "std_error" in scores[0]
+    assert "std_error" not in scores[3]
 
 
 def test_a_score_has_the_standard_error_of_its_mean(

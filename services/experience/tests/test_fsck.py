@@ -4,6 +4,7 @@ import json
 import sqlite3
 
 import pytest
+import yaml
 
 from treadle_experience import fsck
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger
@@ -11,6 +12,7 @@ from treadle_experience.core import audit
 from treadle_experience.core.state import TaskState
 from treadle_experience.core.transitions import StepClaimed, TaskMoved
 from treadle_payloads.files import FileStore
+from treadle_payloads.store import PayloadReference
 
 
 def build(world):
@@ -145,6 +147,31 @@ def test_a_stored_payload_is_looked_for_in_the_store(make_world, tmp_path, capsy
     FileStore(tmp_path / "payloads").delete(reference.sha256)
 
     assert (there, fsck.main([str(tmp_path)])) == (0, 1)
+
+
+def test_a_payload_on_another_node_is_not_looked_for(make_world, tmp_path, capsys) -> None:
+    world = make_world().start()
+    here, there = world.lease(1, 2)
+    for ticket, node in ((here, "unix:/here"), (there, "host:1")):
+        data = node.encode()
+        reference = PayloadReference.of(data)
+        stored = {"sha256": reference.sha256, "size": reference.size, "inlined": False}
+        world.complete(ticket, payload=data, node=node, **stored)
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    ledger.append(world.save(), ledger.acquire("run"))
+    ledger.close()
+    spool = tmp_path / "spool"
+    plugin = {"name": "sidecar", "node": "unix:/here", "directory": str(spool)}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "experience.yaml").write_text(
+        yaml.safe_dump({"run": {"payloads": plugin}})
+    )
+
+    FileStore(spool).put(b"unix:/here")
+    assert fsck.main([str(tmp_path)]) == 0
+    assert measures(capsys)["payloads_elsewhere"]["value"] == 1
+    FileStore(spool).delete(PayloadReference.of(b"unix:/here").sha256)
+    assert fsck.main([str(tmp_path)]) == 1
 
 
 def test_a_batch_that_repeats_a_task_is_trained_twice(make_world) -> None:

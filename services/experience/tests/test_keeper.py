@@ -116,6 +116,71 @@ async def test_a_successor_holds_the_state_that_was_answered(make_world) -> None
         assert successor.state == state
 
 
+async def churn(keeper, times) -> None:
+    """Makes a journal longer, and no state larger."""
+    for _ in range(times):
+        for ticket in await keeper.ask(lease()):
+            await keeper.ask(tickets.give_back, replica_id="r1", attempts=[ticket])
+
+
+class CountingLedger(MemoryLedger):
+    """Counts how often it is condensed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.condensations = 0
+
+    def condense(self, head, position, writer_epoch) -> None:
+        super().condense(head, position, writer_epoch)
+        self.condensations += 1
+
+
+async def test_a_long_journal_is_condensed_and_a_successor_holds_the_same(make_world) -> None:
+    ledger = CountingLedger()
+    world = make_world(condense_after=40).start()
+    async with kept(world, ledger) as keeper:
+        await churn(keeper, 60)
+        await until(lambda: ledger.condensations > 1)
+        state = await keeper.ask(lambda run: run.state)
+
+        successor = world.fresh_run()
+        length = successor.load(ledger.load())
+
+        assert successor.state == state
+        assert length < state.position / 2
+        assert ledger.condensations < 10
+
+
+async def test_a_ledger_without_room_is_condensed_later(make_world) -> None:
+    class NarrowLedger(CountingLedger):
+        narrow = True
+
+        def condense(self, head, position, writer_epoch) -> None:
+            if self.narrow:
+                self.narrow = False
+                raise LedgerFullError("no room")
+            super().condense(head, position, writer_epoch)
+
+    ledger = NarrowLedger()
+    async with kept(make_world(condense_after=20).start(), ledger) as keeper:
+        await churn(keeper, 40)
+        assert keeper.is_able
+        await until(lambda: ledger.condensations)
+
+
+async def test_a_writer_that_is_fenced_as_it_condenses_ends(make_world) -> None:
+    class OvertakenLedger(MemoryLedger):
+        def condense(self, head, position, writer_epoch) -> None:
+            self.acquire("run")
+            super().condense(head, position, writer_epoch)
+
+    ledger = OvertakenLedger()
+    async with kept(make_world(condense_after=1).start(), ledger) as keeper:
+        with pytest.raises(WriterFencedError):
+            await churn(keeper, 40)
+        assert not keeper.is_able
+
+
 async def test_a_writer_that_was_fenced_answers_so_and_ends(make_world) -> None:
     ledger = MemoryLedger()
     async with kept(make_world().start(), ledger) as keeper:
@@ -320,4 +385,6 @@ async def test_the_time_of_appends_is_counted(make_world) -> None:
         now[0] += 1.0
         await keeper.ask(lease())
 
-        assert keeper.row() == {"append_s": 4.0, "up_s": 5.0}
+        row = keeper.row()
+        assert row.pop("journal") == keeper.position
+        assert row == {"append_s": 4.0, "up_s": 5.0, "durability": "none"}

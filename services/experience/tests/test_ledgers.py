@@ -2,44 +2,65 @@
 
 import ctypes
 import errno
+import json
 import platform
 import shutil
 import sqlite3
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 
 import pytest
 
 from treadle_core.errors import InvalidFieldError, WrongRunError
 from treadle_core.faults import FaultReason
+from treadle_experience.adapters import sqlite
 from treadle_experience.adapters.memory import MemoryLedger
+from treadle_experience.adapters.redis_ledger import RedisLedger
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger, read_journal
 from treadle_experience.core import versions
+from treadle_experience.core.apply import apply
+from treadle_experience.core.condensation import condense, size
 from treadle_experience.core.errors import (
     LedgerFormatError,
     LedgerFullError,
     WriterFencedError,
 )
 from treadle_experience.core.run import Run
+from treadle_experience.core.state import Episode, RunState, Task
 from treadle_experience.core.transitions import (
+    CONDENSED,
+    INLINED,
     KINDS,
     EpisodeDone,
+    EpisodeKept,
+    HistoryForgotten,
     PayloadsReleased,
     TrainerStarved,
     from_body,
     kind_of,
+    to_body,
 )
+from treadle_experience.ports import Ledger
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.processes)])
 def reopen(request, tmp_path):
     """Opens the same ledger again, as a successor of its process would."""
     kept = MemoryLedger()
     opened = []
+    if request.param == "redis":
+        redis = request.getfixturevalue("redis")
 
-    def open_() -> MemoryLedger | SqliteLedger:
-        opened.append(kept if request.param == "memory" else SqliteLedger(tmp_path / FILE_NAME))
-        return opened[-1]
+    def open_() -> Ledger:
+        if request.param == "memory":
+            ledger = kept
+        elif request.param == "sqlite":
+            ledger = SqliteLedger(tmp_path / FILE_NAME)
+        else:
+            ledger = RedisLedger(tmp_path, redis.url)
+        opened.append(ledger)
+        return ledger
 
     yield open_
     for ledger in opened:
@@ -73,11 +94,185 @@ def journal(make_world, tools):
     world.checkpoint(2)
     world.train(3)
     world.run.record(TrainerStarved(4))
+    world.run.record(HistoryForgotten(("t000001",), 1, 0, ()))
     return world.save()
 
 
 def test_the_journal_of_this_test_has_every_kind(journal) -> None:
-    assert {kind_of(transition) for transition in journal} == set(KINDS)
+    assert {kind_of(transition) for transition in journal} == set(KINDS) - CONDENSED
+
+
+@pytest.fixture
+def condensed(journal):
+    """What stands for the first 60 transitions of it, with an inline payload that is needed."""
+    head = condense(fold(journal[:60]))
+    assert {kind_of(transition) for transition in head} == CONDENSED
+    assert any(isinstance(each, EpisodeKept) and each.inline for each in head)
+    return head
+
+
+def fold(journal) -> RunState:
+    state = RunState()
+    for transition in journal:
+        apply(state, transition)
+    return state
+
+
+def test_each_state_on_the_way_is_what_its_condensed_journal_folds_into(journal) -> None:
+    state = RunState()
+    for transition in journal:
+        apply(state, transition)
+        if size(state) > state.position:
+            continue
+        head = condense(state)
+        stored = [(kind_of(each), json.dumps(to_body(each)), each) for each in head]
+        read = [
+            from_body(kind, json.loads(body), each.inline if kind in INLINED else None)
+            for kind, body, each in stored
+        ]
+        assert len(head) == size(state)
+        assert fold(read) == fold(head) == state
+
+
+def test_a_condensed_journal_has_every_field_of_a_state(condensed) -> None:
+    def names(record, *apart: str) -> set[str]:
+        return {field.name for field in fields(record)} - set(apart)
+
+    first, task, episode = (
+        next(each for each in condensed if kind_of(each) == kind)
+        for kind in ("state_condensed", "task_kept", "episode_kept")
+    )
+    assert first.values.keys() == names(RunState, "position", "tasks", "episodes")
+    assert names(task, "evaluated_step") == names(Task, "episodes")
+    assert names(episode, "episode_state") == names(Episode, "state")
+
+
+def test_a_field_that_is_younger_than_a_condensed_journal_is_empty(journal, condensed) -> None:
+    first = condensed[0]
+    older = {name: value for name, value in first.values.items() if name != "reasons"}
+    state = fold([replace(first, values=older), *condensed[1:]])
+
+    assert not state.reasons
+    state.reasons = fold(journal[:60]).reasons
+    assert state == fold(journal[:60])
+
+
+def test_a_condensed_journal_stands_first_or_nowhere(journal, condensed) -> None:
+    with pytest.raises(LedgerFormatError, match="state_condensed does not follow"):
+        fold([*journal[:3], *condensed])
+
+
+def test_a_condensed_ledger_folds_into_what_it_was(reopen, journal, condensed) -> None:
+    ledger = reopen()
+    epoch = ledger.acquire("run")
+    ledger.append(journal[:70], epoch)
+    ledger.condense(condensed, 60, epoch)
+    ledger.append(journal[70:], epoch)
+
+    successor = reopen()
+    successor.acquire("run")
+    loaded = list(successor.load())
+    snapshot = successor.read()
+
+    assert len(loaded) == len(condensed) + len(journal) - 60
+    assert fold(loaded) == fold(journal) == fold(snapshot.journal)
+    assert snapshot.position == len(journal)
+
+
+def test_a_ledger_is_condensed_again_and_again(reopen, journal) -> None:
+    ledger = reopen()
+    epoch = ledger.acquire("run")
+    for start in range(0, len(journal), 20):
+        ledger.append(journal[start : start + 20], epoch)
+        state = fold(ledger.load())
+        if size(state) < state.position:
+            ledger.condense(condense(state), state.position, epoch)
+            ledger = reopen()
+            epoch = ledger.acquire("run")
+
+    state = fold(ledger.load())
+    assert state == fold(journal)
+    assert len(list(ledger.load())) == size(state)
+
+
+def test_only_the_writer_condenses(reopen, journal, condensed) -> None:
+    first, second = reopen(), reopen()
+    old = first.acquire("run")
+    first.append(journal[:70], old)
+    second.acquire("run")
+
+    with pytest.raises(WriterFencedError):
+        first.condense(condensed, 60, old)
+
+    assert len(list(second.load())) == 70
+
+
+def test_what_is_released_after_a_condensation_is_gone(reopen, journal, condensed) -> None:
+    ledger = reopen()
+    epoch = ledger.acquire("run")
+    ledger.append(journal[:60], epoch)
+    ledger.condense(condensed, 60, epoch)
+    needed = {e.episode_id for e in condensed if isinstance(e, EpisodeKept) and e.inline}
+    before = {e.episode_id for e in ledger.load() if isinstance(e, EpisodeKept) and e.inline}
+    ledger.append([PayloadsReleased(tuple(needed), ())], epoch)
+    after = {e.episode_id for e in ledger.load() if isinstance(e, EpisodeKept) and e.inline}
+
+    assert needed <= before
+    assert after == before - needed
+
+
+def test_a_reader_sees_a_ledger_that_another_writes(reopen, journal) -> None:
+    ledger, reader = reopen(), reopen()
+    epoch = ledger.acquire("run")
+    ledger.append(journal[:3], epoch)
+
+    first = reader.read()
+    ledger.append(journal[3:5], epoch)
+
+    assert (first.position, list(first.journal)) == (3, journal[:3])
+    assert reader.read().position == 5
+
+
+def test_a_sqlite_ledger_keeps_its_history_unless_told_otherwise(
+    tmp_path, journal, condensed
+) -> None:
+    kept = []
+    for history in (True, False):
+        ledger = SqliteLedger(tmp_path / f"{history}.sqlite", history=history)
+        epoch = ledger.acquire("run")
+        ledger.append(journal[:70], epoch)
+        ledger.condense(condensed, 60, epoch)
+        kept.append(len(ledger.read().journal))
+        ledger.close()
+
+    assert kept == [70, len(condensed) + 10]
+
+
+def test_readers_of_a_history_without_end_are_told_what_a_start_is(
+    tmp_path, journal, condensed, monkeypatch
+) -> None:
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    epoch = ledger.acquire("run")
+    ledger.append(journal[:70], epoch)
+    ledger.condense(condensed, 60, epoch)
+    monkeypatch.setattr(sqlite, "HISTORY_LIMIT", 69)
+
+    assert list(ledger.read().journal) == list(ledger.load())
+    ledger.close()
+
+
+def test_a_sqlite_ledger_of_the_first_format_is_taken_over(tmp_path, journal) -> None:
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    ledger.append(journal, ledger.acquire("run"))
+    ledger._db.executescript(
+        "DROP TABLE head; ALTER TABLE run DROP COLUMN condensed; PRAGMA user_version = 1"
+    )
+    assert read_journal(tmp_path / FILE_NAME).position == len(journal)
+
+    ledger.acquire("run")
+
+    assert fold(ledger.load()) == fold(journal)
+    ledger.close()
 
 
 def test_a_successor_loads_what_was_appended_less_released_payloads(reopen, journal, tools) -> None:

@@ -14,7 +14,9 @@ from treadle.experience.v1 import experience_service_pb2_grpc as rpc
 from treadle_core.episodes import Segment
 from treadle_experience.adapters.memory import MemoryLedger
 from treadle_experience.core.run import Run
+from treadle_experience.custody import Custody
 from treadle_experience.keeper import Keeper
+from treadle_experience.payloads import inline_limit
 from treadle_experience.servicer import ExperienceServicer
 from treadle_payloads.codec import encode_payload
 from treadle_payloads.files import FileStore
@@ -119,7 +121,9 @@ def served(make_world, store):
         run = Run(world.rules, world.run.sources)
         keeper = Keeper(run, MemoryLedger())
         writer = asyncio.ensure_future(keeper.write())
-        servicer = ExperienceServicer(keeper, world.rules, store)
+        limit = inline_limit(world.rules.tasks_per_step * world.rules.group_size)
+        custody = Custody(keeper, store, asyncio.Queue(), limit=limit)
+        servicer = ExperienceServicer(keeper, world.rules, custody)
         try:
             async with running(servicer.register, "treadle.experience") as channel:
                 yield Client(channel, store)
@@ -127,6 +131,7 @@ def served(make_world, store):
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
             keeper.close()
+            custody.close()
 
     return serve
 
@@ -497,3 +502,25 @@ async def test_an_unknown_field_of_a_newer_client_is_ignored(served) -> None:
         answer = await method(pb.GetRunRequest.FromString(raw), timeout=5)
 
     assert answer.position == 1
+
+
+async def test_a_preview_tells_whose_payload_lies_in_the_store_and_claims_nothing(served) -> None:
+    async with served(max_lag=1) as client:
+        await client.start()
+        first, second, *rest = await client.lease(99)
+        data = encode_payload([segment(tokens=8)])
+        client.store.put(data)
+        stored = result_of(data, inline=False, num_tokens=8, num_trained=4)
+        await client.complete(first, stored)
+        await client.complete(second, result_of(encode_payload([segment()])))
+
+        answer = await client("PreviewSteps", max_steps=2)
+
+        assert [(step.step, step.ready) for step in answer.steps] == [(1, False)]
+        episodes = [episode for task in answer.steps[0].tasks for episode in task.episodes]
+        held = {each.episode_id: each.result.payload.HasField("inline") for each in episodes}
+        assert held == {first.episode_id: False, second.episode_id: True}
+        assert not (await client("ClaimStep", trainer_epoch=1, step=1)).tasks
+        assert rest
+        refused = await client.refused("PreviewSteps", max_steps=-1)
+        assert (refused.reason, refused.field) == ("INVALID_FIELD", "max_steps")

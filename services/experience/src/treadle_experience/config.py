@@ -8,11 +8,11 @@ from treadle_core.ids import ID_PATTERN
 from treadle_core.tickets import Sampling
 from treadle_experience.core import rules
 from treadle_runtime.config import Config, ServiceConfig
-from treadle_runtime.plugins import PluginConfig, of_group
+from treadle_runtime.plugins import PluginConfig, importable, of_group
 
 TaskSourceConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.task_sources"))]
 FilterConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.filters"))]
-LedgerConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.ledgers"))]
+LedgerConfig = Annotated[PluginConfig, AfterValidator(importable("treadle.ledgers"))]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -113,8 +113,18 @@ class ExperienceConfig(ServiceConfig):
     """What happens to tasks that cannot fill the last batch."""
     evaluation: EvaluationConfig | None = None
     """Held-out scores; none when absent."""
+    kept_tasks: int = Field(default=2048, ge=0)
+    """Tasks without further use (trained beyond every restore, or left for good) that the service
+    keeps records of, to answer a late duplicate as the first; when twice as many, it forgets."""
+    keep_payloads: bool = False
+    """Whether payloads that no restore needs stay as long as those records, so that
+    `treadle export` finds them; `payload_budget_bytes` asks for no checkpoint then."""
+    condense_after: int = Field(default=50_000, ge=1)
+    """Transitions after which the ledger is condensed: a restart reads about as many, or a few
+    times the records that the service has, whichever is more."""
     ledger: LedgerConfig = PluginConfig(name="sqlite")
-    """Plugin of `treadle.ledgers`; `sqlite` is kept in the run's directory unless `path` is set."""
+    """Plugin of `treadle.ledgers`; `sqlite` is kept in the run's directory unless `path` is set,
+    `redis` on a server of the run's own unless `url` is."""
 
     @model_validator(mode="after")
     def _lease_within_deadline(self) -> Self:
@@ -166,4 +176,7 @@ class ExperienceConfig(ServiceConfig):
             sampling=self.sampling.build(),
             drop_last=self.last_batch == "drop",
             evaluation=self.evaluation.build() if self.evaluation else None,
+            kept_tasks=self.kept_tasks,
+            keep_payloads=self.keep_payloads,
+            condense_after=self.condense_after,
         )

@@ -1,15 +1,17 @@
-"""What follows from a transition once it is durable: rows of numbers, and files that may go."""
+"""What follows from a transition once it is durable: rows, rings, and payloads that may go."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import stdev
 
+from treadle_experience import ringing
 from treadle_experience.core import evaluation
 from treadle_experience.core.state import EvaluationKey, RunState
 from treadle_experience.core.transitions import EvaluationScored, PayloadsReleased, Transition
-from treadle_payloads.store import PayloadStore
-from treadle_runtime.failpoints import failpoint
+from treadle_payloads.store import Hold, PayloadReference
+from treadle_runtime.doorbell import Doorbell
 from treadle_runtime.tracker import Tracker
 
 
@@ -18,22 +20,25 @@ class Effects:
     """Called with durable transitions, in order. Everything here may happen twice."""
 
     state: RunState
-    store: PayloadStore
     tracker: Tracker
+    bell: Doorbell
+    released: "asyncio.Queue[Hold]" = field(default_factory=asyncio.Queue[Hold])
+    """What the payload store may let go."""
     _position: int = field(default=0, init=False)
 
     def follow(self, transition: Transition) -> None:
         """Does what `transition` asks for."""
+        for topic in ringing.topics(transition):
+            self.bell.ring(topic)
         if isinstance(transition, EvaluationScored):
             self.tracker.log("evaluation", self._evaluation_row(transition))
         elif isinstance(transition, PayloadsReleased):
-            failpoint("experience.release.before_delete")
-            for sha256 in transition.stored:
-                # Another result, not released yet, may have the same bytes.
-                if sha256 not in self.state.references:
-                    self.store.delete(sha256)
+            # Where a transition does not say who held them, the sweeper finds them.
+            held = zip(transition.stored, transition.held, strict=False)
+            for sha256, (node, episode_id) in held:
+                self.released.put_nowait(Hold(PayloadReference(sha256, 0, node), episode_id))
 
-    def log_counts(self, more: Mapping[str, float]) -> None:
+    def log_counts(self, more: Mapping[str, float | str]) -> None:
         """Logs a row of counts and of what `more` says, where there is news since the last one."""
         state = self.state
         if state.position == self._position:
@@ -50,7 +55,8 @@ class Effects:
         row |= {f"failures_{name}": count for name, count in state.failures.items()}
         row |= {f"reason_{name}": count for name, count in state.reasons.items()}
         row["lost_payloads"] = state.lost_payloads
-        self.tracker.log("counts", row | dict(more))
+        row["forgotten"] = state.forgotten_tasks.total()
+        self.tracker.log("counts", row | self.bell.row() | dict(more))
 
     def _evaluation_row(self, scored: EvaluationScored) -> dict[str, float | int | str]:
         row: dict[str, float | int | str] = {
@@ -64,7 +70,8 @@ class Effects:
         if scored.score is not None:
             row["score"] = scored.score
         key = EvaluationKey(scored.step, scored.name)
-        rewards = evaluation.rewards(self.state, self.state.evaluations[key])
-        if len(rewards) > 1:
+        known = self.state.evaluations.get(key)
+        rewards = evaluation.rewards(self.state, known) if known else []
+        if len(rewards) == scored.num_scored > 1:  # else the run forgot some of them meanwhile
             row["std_error"] = stdev(rewards) / sqrt(len(rewards))
         return row

@@ -8,7 +8,6 @@ from typing import Any
 from treadle_core.episodes import Segment
 from treadle_core.errors import PayloadMissingError
 from treadle_core.tickets import Json
-from treadle_experience.adapters.sqlite import FILE_NAME, read_journal
 from treadle_experience.core.apply import apply
 from treadle_experience.core.state import (
     Checkpoint,
@@ -18,11 +17,19 @@ from treadle_experience.core.state import (
     RunState,
     Task,
 )
-from treadle_experience.core.transitions import EpisodeDone, PayloadsReleased, TaskOpened
+from treadle_experience.core.transitions import (
+    HistoryForgotten,
+    PayloadsReleased,
+    TaskKept,
+    TaskOpened,
+    WithPayload,
+)
+from treadle_experience.ledgers import CONFIG, read_ledger
 from treadle_experience.payloads import load
 from treadle_payloads.codec import decode_payload
 from treadle_payloads.files import FileStore
 from treadle_payloads.store import PayloadStore
+from treadle_runtime.config import read_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +94,22 @@ class Record:
 
 
 def read_episodes(directory: Path) -> list[Record]:
-    """Every episode of the run in `directory`, in the order in which their tasks were opened.
+    """Every episode that the run in `directory` remembers, in the order of its tasks.
 
-    Raises LedgerFormatError when its journal cannot be read or does not follow.
+    Raises as `read_ledger`, and LedgerFormatError when the journal does not follow.
     """
     state = RunState()
+    tasks: dict[str, Task] = {}
     specs: dict[str, Mapping[str, Json]] = {}
     inline: dict[str, bytes | None] = {}
     released: dict[str, Checkpoint | None] = {}
-    for transition in read_journal(directory / FILE_NAME).journal:
+    for transition in read_ledger(directory).journal:
+        if isinstance(transition, HistoryForgotten):
+            tasks |= {id_: state.tasks[id_] for id_ in transition.task_ids}
         apply(state, transition)
-        if isinstance(transition, TaskOpened):
+        if isinstance(transition, TaskOpened | TaskKept):
             specs[transition.task_id] = transition.spec
-        elif isinstance(transition, EpisodeDone):
+        elif isinstance(transition, WithPayload):
             inline[transition.episode_id] = transition.inline
         elif isinstance(transition, PayloadsReleased):
             released |= dict.fromkeys(transition.episode_ids, state.head())
@@ -111,15 +121,22 @@ def read_episodes(directory: Path) -> list[Record]:
             inline.get(each.episode_id),
             released.get(each.episode_id),
         )
-        for task in state.tasks.values()
+        for task in (tasks | state.tasks).values()
         for each in task.episodes
     ]
 
 
 def payloads_of(directory: Path) -> PayloadStore | None:
-    """Where the heavy payloads of a run lie; None where it has none."""
-    path = directory / "payloads"
+    """Where the heavy payloads of a run lie on this host; None where there are none."""
+    path = Path(payload_parameters(directory).get("directory") or directory / "payloads")
     return FileStore(path) if path.is_dir() else None
+
+
+def payload_parameters(directory: Path) -> Mapping[str, Any]:
+    """What the run in `directory` says of its payload store."""
+    told = directory / CONFIG
+    run: dict[str, Any] = read_yaml(told).get("run", {}) if told.is_file() else {}
+    return run.get("payloads", {})
 
 
 def read_segments(record: Record, store: PayloadStore | None) -> tuple[Segment, ...]:

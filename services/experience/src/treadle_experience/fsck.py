@@ -7,17 +7,18 @@ a measure.
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treadle_core.errors import TreadleError
-from treadle_experience.adapters.sqlite import FILE_NAME, Snapshot, read_journal
 from treadle_experience.core.apply import apply
 from treadle_experience.core.audit import Account, reconcile
 from treadle_experience.core.state import Episode, RunState
-from treadle_experience.core.transitions import EpisodeDone
-from treadle_experience.episodes_ledger import payloads_of
+from treadle_experience.core.transitions import WithPayload
+from treadle_experience.episodes_ledger import payload_parameters, payloads_of
+from treadle_experience.ledgers import read_ledger
 from treadle_experience.payloads import load
+from treadle_experience.ports import Snapshot
 from treadle_payloads.store import PayloadStore
 from treadle_runtime.measures import NONE, Measure, report
 
@@ -34,6 +35,8 @@ class Findings:
     """Positions of the journal that hold nothing."""
     without_payload: frozenset[str]
     """Pending episodes whose payload is not there, or is not what its sha256 says."""
+    elsewhere: int
+    """Pending episodes whose payload lies on another node, and is not looked at."""
 
 
 def main(argv: list[str]) -> int:
@@ -55,16 +58,15 @@ def main(argv: list[str]) -> int:
 def examine(directory: Path) -> Findings:
     """Takes stock of the run in `directory`.
 
-    Raises LedgerFormatError when its journal cannot be read or does not follow.
+    Raises LedgerFormatError when its journal cannot be read or does not follow, LedgerLostError and
+    LedgerAwayError where it lies on a server that has it no more, or is not there.
     """
-    path = directory / FILE_NAME
-    store = payloads_of(directory)
-    found = _examine(read_journal(path), store)
+    store, node = payloads_of(directory), payload_parameters(directory).get("node", "")
+    found = _examine(read_ledger(directory), store, node)
     if found.without_payload:
         # A run that goes on may have released them since the snapshot.
-        later = _examine(read_journal(path), store)
-        lost = found.without_payload & later.without_payload
-        found = Findings(found.state, found.account, found.gaps, lost)
+        later = _examine(read_ledger(directory), store, node)
+        found = replace(found, without_payload=found.without_payload & later.without_payload)
     return found
 
 
@@ -81,29 +83,37 @@ def measure(found: Findings) -> Iterable[Measure]:
     for name, count in sorted(state.reasons.items()):
         yield Measure(f"reason_{name}", count, "tasks")
     yield Measure("lost_payloads", state.lost_payloads, "episodes")
-    yield Measure("acknowledged", len(account.acknowledged), "episodes")
+    if found.elsewhere:
+        yield Measure("payloads_elsewhere", found.elsewhere, "episodes")
+    yield Measure("acknowledged", account.num_acknowledged(), "episodes")
     for place in ("consumed", "filtered", "evicted", "quarantined", "scored", "pending"):
-        yield Measure(place, len(account.places[place]), "episodes")
-    in_places = sum(map(len, account.places.values()))
-    yield Measure("unaccounted", len(account.acknowledged) - in_places, "episodes", "== 0")
+        yield Measure(place, account.num_in(place), "episodes")
+    yield Measure("unaccounted", account.unaccounted(), "episodes", "== 0")
     lost = account.missing() | found.without_payload
     yield Measure("lost", len(lost) + found.gaps, "episodes", "== 0")
     yield Measure("trained_twice", len(account.trained_twice()), "episodes", "== 0")
     yield Measure("double_counted", len(account.double_counted()), "episodes", "== 0")
 
 
-def _examine(snapshot: Snapshot, store: PayloadStore | None) -> Findings:
+def _examine(snapshot: Snapshot, store: PayloadStore | None, node: str) -> Findings:
     journal, state = snapshot.journal, RunState()
     for transition in journal:
         apply(state, transition)
     account = reconcile(journal, state)
-    inline = {each.episode_id: each.inline for each in journal if isinstance(each, EpisodeDone)}
+    inline = {each.episode_id: each.inline for each in journal if isinstance(each, WithPayload)}
+    pending = [state.episodes[id_] for id_ in account.places["pending"]]
+    elsewhere = {each.episode_id for each in pending if _node_of(each) not in ("", node)}
     without = frozenset(
-        id_
-        for id_ in account.places["pending"]
-        if not _is_there(state.episodes[id_], inline[id_], store)
+        each.episode_id
+        for each in pending
+        if each.episode_id not in elsewhere and not _is_there(each, inline[each.episode_id], store)
     )
-    return Findings(state, account, abs(snapshot.position - len(journal)), without)
+    gaps = abs(snapshot.position - state.position)
+    return Findings(state, account, gaps, without, len(elsewhere))
+
+
+def _node_of(episode: Episode) -> str:
+    return episode.result.node if episode.result else ""
 
 
 def _is_there(episode: Episode, inline: bytes | None, store: PayloadStore | None) -> bool:

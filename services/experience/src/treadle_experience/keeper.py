@@ -18,13 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
 from treadle_core.errors import Kind, TreadleError
-from treadle_experience.core import tickets
+from treadle_experience.core import condensation, tickets
 from treadle_experience.core.errors import LedgerFailedError, LedgerFullError, WriterFencedError
 from treadle_experience.core.leases import Leases
 from treadle_experience.core.run import Run
 from treadle_experience.core.state import Attempt
 from treadle_experience.core.transitions import Transition
-from treadle_experience.ports import Ledger
+from treadle_experience.ports import Durability, Ledger
 from treadle_runtime.failpoints import failpoint
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ APPEND_LIMIT_S = 30.0
 
 FULL_RETRY_S = 1.0
 """How often a full ledger is tried again, and after how long its callers are told to."""
+
+WORTH = 2
+"""How many times as long as its state a journal is when it is condensed."""
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -65,7 +68,8 @@ class Keeper:
         self._clock = clock
         self._epoch = ledger.acquire(run.rules.run_id)
         failpoint("experience.start.after_acquire")
-        run.load(ledger.load())
+        # The whole of it before any, so that a ledger that cannot be read leaves the run as it is.
+        self._length = run.load(list(ledger.load()))
         self._leases = Leases(run.rules.lease_s, run.rules.deadline_s)
         self._leases.start(run.state, clock())
         self._queue = run.take()
@@ -89,14 +93,32 @@ class Keeper:
         return self._durable
 
     @property
+    def durability(self) -> Durability:
+        """What survives of what is acknowledged."""
+        return self._ledger.durability
+
+    @property
+    def writer_epoch(self) -> int:
+        """Of this process; those of its successors are higher."""
+        return self._epoch
+
+    @property
     def is_able(self) -> bool:
         """Whether decisions are taken: False while the ledger is full, or has failed."""
         return self._full is None and self._failure is None
 
-    def row(self) -> dict[str, float]:
-        """Seconds since the start, and how many of them an append was on its way."""
+    def row(self) -> dict[str, float | str]:
+        """Seconds since the start, how many of them writes took, what survives, and how much.
+
+        `journal`: transitions that a successor would load.
+        """
         up_s = self._clock() - self._began
-        return {"append_s": round(self._append_s, 3), "up_s": round(up_s, 3)}
+        return {
+            "append_s": round(self._append_s, 3),
+            "up_s": round(up_s, 3),
+            "durability": self.durability.value,
+            "journal": self._length,
+        }
 
     async def ask(
         self, decide: Callable[Concatenate[Run, P], A], *args: P.args, **kwargs: P.kwargs
@@ -147,6 +169,13 @@ class Keeper:
         for attempt in attempts:
             self._leases.renew(attempt, now)
 
+    async def verify(self) -> None:
+        """Returns if no other process had taken the ledger over when this was called.
+
+        Raises WriterFencedError otherwise, and the process ends.
+        """
+        await self._in_thread(lambda none: self._ledger.append(none, self._epoch), [])
+
     async def write(self) -> None:
         """Stores what was decided, forever. Raises what made an append or a decision fail."""
         while True:
@@ -156,7 +185,10 @@ class Keeper:
                 raise self._failure
             batch, self._queue = self._queue, []
             if batch:
-                await self._append(batch)
+                # Whatever was decided is in the batch, so that this is the state after it.
+                head = self._head(len(batch))
+                if await self._append(batch) and head:
+                    await self._condense(head)
 
     async def sweep(self) -> None:
         """Ends leases and deadlines that ran out, forever."""
@@ -205,24 +237,17 @@ class Keeper:
             self._waiters.append((position, future))
             await future
 
-    async def _append(self, batch: list[Transition]) -> None:
-        loop = asyncio.get_running_loop()
-        began = self._clock()
+    async def _append(self, batch: list[Transition]) -> bool:
+        """Stores what was decided and answers who waits for it; False where there is no room."""
         try:
-            async with asyncio.timeout(APPEND_LIMIT_S):
-                await loop.run_in_executor(self._thread, self._store, batch)
+            await self._in_thread(self._store, batch)
         except LedgerFullError as error:
             self._queue = [*batch, *self._queue]
             self._stop_time(error)
-            return
-        except Exception as error:
-            failure = error if isinstance(error, TreadleError) else LedgerFailedError(repr(error))
-            self._fail(failure)
-            raise failure from error
-        finally:
-            self._append_s += self._clock() - began
+            return False
         failpoint("experience.append.before_reply")
         self._durable += len(batch)
+        self._length += len(batch)
         self._go_on()
         while self._waiters and self._waiters[0][0] <= self._durable:
             future = self._waiters.popleft()[1]
@@ -231,6 +256,44 @@ class Keeper:
         for transition in batch:
             self._on_durable(transition)
         self._ring()
+        return True
+
+    def _head(self, num_more: int) -> list[Transition] | None:
+        """What the journal can be condensed to once `num_more` are appended, where it is worth it.
+
+        It is worth it once the journal is so long that a transition costs a constant in the mean.
+        """
+        state = self._run.state
+        worth = max(self._run.rules.condense_after, WORTH * condensation.size(state))
+        return condensation.condense(state) if self._length + num_more >= worth else None
+
+    async def _condense(self, head: list[Transition]) -> None:
+        """Shortens the journal that is stored; where there is no room for it, later."""
+        try:
+            await self._in_thread(self._replace, head)
+        except LedgerFullError as error:
+            log.warning("the journal is not condensed: %s", error.message)
+            self._length -= self._run.rules.condense_after
+            return
+        self._length = len(head)
+        log.info("the journal is condensed to %d transitions", len(head))
+
+    async def _in_thread(
+        self, write: Callable[[list[Transition]], None], what: list[Transition]
+    ) -> None:
+        """Writes to the ledger. A failure ends the process, unless there is only no room."""
+        began = self._clock()
+        try:
+            async with asyncio.timeout(APPEND_LIMIT_S):
+                await asyncio.get_running_loop().run_in_executor(self._thread, write, what)
+        except LedgerFullError:
+            raise
+        except Exception as error:
+            failure = error if isinstance(error, TreadleError) else LedgerFailedError(repr(error))
+            self._fail(failure)
+            raise failure from error
+        finally:
+            self._append_s += self._clock() - began
 
     def _stop_time(self, error: LedgerFullError) -> None:
         """Refuses all who wait, and tries the append again later."""
@@ -259,6 +322,12 @@ class Keeper:
         failpoint("experience.append.before_flush")
         self._ledger.append(batch, self._epoch)
         failpoint("experience.append.after_flush")
+
+    def _replace(self, head: list[Transition]) -> None:
+        """Condenses, in the ledger's thread."""
+        failpoint("experience.condense.before_flush")
+        self._ledger.condense(head, self._durable, self._epoch)
+        failpoint("experience.condense.after_flush")
 
     def _ring(self) -> None:
         self._bell.set()

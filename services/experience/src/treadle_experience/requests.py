@@ -13,6 +13,7 @@ from treadle_core.ids import checked_id
 from treadle_experience.core.state import Attempt, Result
 from treadle_experience.core.tickets import Failure
 from treadle_payloads.outcomes import FAILURE_CLASSES, TERMINATIONS
+from treadle_payloads.store import is_node
 from treadle_runtime.fields import at_least, hexadecimal, known
 
 MAX_ATTEMPTS = 65536
@@ -49,6 +50,12 @@ def attempts(messages: Sequence[pb.Attempt]) -> list[Attempt]:
     return [attempt(message, f"attempts[{i}]") for i, message in enumerate(messages)]
 
 
+def keys(field: str, values: Sequence[str]) -> list[str]:
+    """Keys of payloads."""
+    _at_most(field, len(values), MAX_ATTEMPTS)
+    return [hexadecimal(f"{field}[{i}]", value, 64) for i, value in enumerate(values)]
+
+
 def faults(messages: Sequence[pb.EpisodeFault]) -> list[Fault]:
     """What a trainer hands a batch back for."""
     _at_most("faults", len(messages), MAX_ATTEMPTS)
@@ -81,7 +88,7 @@ def failure(request: pb.FailEpisodeRequest) -> Failure:
 
 
 def result(message: episode_pb2.EpisodeResult) -> Result:
-    """The light part of an episode; its payload is checked by `payloads.accept`."""
+    """The light part of an episode; its payload is checked by `custody`."""
     termination = known("result.termination", message.termination, TERMINATIONS)
     reward = _number("result.reward", message.reward) if message.HasField("reward") else None
     if termination is Termination.FAILED and reward is None:
@@ -102,7 +109,16 @@ def result(message: episode_pb2.EpisodeResult) -> Result:
         sha256=hexadecimal("result.payload.sha256", message.payload.sha256, 64),
         size=at_least("result.payload.size", message.payload.size, 1),
         inlined=message.payload.HasField("inline"),
+        node=_node(message.payload.node),
+        node_epoch=at_least("result.payload.epoch", message.payload.epoch, 0),
     )
+
+
+def _node(value: str) -> str:
+    if not is_node(value):
+        limit = "unix:/path, host:port or empty"
+        raise InvalidFieldError("result.payload.node", limit=limit, value=repr(value[:MAX_NAME]))
+    return value
 
 
 def _turn_rewards(values: Sequence[float]) -> tuple[float, ...]:

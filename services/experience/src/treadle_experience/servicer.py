@@ -7,12 +7,13 @@ import grpc.aio
 from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle.experience.v1 import experience_service_pb2_grpc as rpc
 from treadle_core.ids import checked_id
-from treadle_experience import payloads, requests, wire
+from treadle_experience import requests, wire
 from treadle_experience.core import checkpoints, faults, results, steps, tickets, versions
+from treadle_experience.core.preview import preview
 from treadle_experience.core.rules import Rules
 from treadle_experience.core.summary import summarise
+from treadle_experience.custody import Custody
 from treadle_experience.keeper import Keeper
-from treadle_payloads.store import PayloadStore
 from treadle_runtime.fields import at_least, check_run, duration, hexadecimal, wait_s
 
 MAX_WAIT_S = 30.0
@@ -22,11 +23,10 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExperienceService"].full_name
 class ExperienceServicer(rpc.ExperienceServiceServicer):
     """Serves one run. Errors are the typed ones of `core.errors`, as the proto lists them."""
 
-    def __init__(self, keeper: Keeper, rules: Rules, store: PayloadStore) -> None:
+    def __init__(self, keeper: Keeper, rules: Rules, custody: Custody) -> None:
         self._keeper = keeper
         self._rules = rules
-        self._store = store
-        self._inline_limit = payloads.inline_limit(rules.tasks_per_step * rules.group_size)
+        self._custody = custody
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server."""
@@ -78,15 +78,16 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
         check_run(self._rules.run_id, request.run_id)
         replica_id = checked_id("replica_id", request.replica_id)
         attempt = requests.attempt(request.attempt)
-        result, inline = await payloads.accept(
-            request.result.payload,
-            requests.result(request.result),
-            self._store,
-            limit=self._inline_limit,
-        )
-        duplicate = await self._keeper.ask(
-            results.complete, replica_id=replica_id, attempt=attempt, result=result, inline=inline
-        )
+        result = requests.result(request.result)
+        taken = self._custody.taken(request.result.payload, result, attempt.episode_id)
+        async with taken as (result, inline):
+            duplicate = await self._keeper.ask(
+                results.complete,
+                replica_id=replica_id,
+                attempt=attempt,
+                result=result,
+                inline=inline,
+            )
         return pb.CompleteEpisodeResponse(duplicate=duplicate)
 
     async def FailEpisode(
@@ -132,6 +133,14 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
             wait_s=min(wait_s(request.wait), MAX_WAIT_S),
         )
         return wire.claim(claim)
+
+    async def PreviewSteps(
+        self, request: pb.PreviewStepsRequest, context: object
+    ) -> pb.PreviewStepsResponse:
+        check_run(self._rules.run_id, request.run_id)
+        max_steps = at_least("max_steps", request.max_steps, 0)
+        coming = await self._keeper.ask(preview, max_steps=max_steps)
+        return pb.PreviewStepsResponse(steps=map(wire.previewed, coming))
 
     async def HandBackStep(
         self, request: pb.HandBackStepRequest, context: object
@@ -225,4 +234,11 @@ class ExperienceServicer(rpc.ExperienceServiceServicer):
             lambda summary: summary.position > after,
             wait_s=min(wait_s(request.wait), MAX_WAIT_S),
         )
-        return wire.summary(summary)
+        return wire.summary(summary, self._keeper.durability)
+
+    async def CheckPayloads(
+        self, request: pb.CheckPayloadsRequest, context: object
+    ) -> pb.CheckPayloadsResponse:
+        check_run(self._rules.run_id, request.run_id)
+        unneeded = await self._custody.unneeded(requests.keys("sha256s", request.sha256s))
+        return pb.CheckPayloadsResponse(unneeded=unneeded, writer_epoch=self._keeper.writer_epoch)

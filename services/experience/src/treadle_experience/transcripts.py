@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from treadle_core.episodes import NO_VERSION, Segment
 from treadle_core.errors import PayloadMissingError
-from treadle_experience.adapters.sqlite import FILE_NAME
 from treadle_experience.episodes_ledger import Record, payloads_of, read_episodes, read_segments
+from treadle_experience.ledgers import has_ledger
 from treadle_payloads.store import PayloadStore
 
 
@@ -76,9 +76,9 @@ def before_and_after(directory: Path, evaluation: str) -> list[dict[str, Any]]:
     An entry of `treadle.transcripts`: {"task", "before", "after"} for each task, in their order,
     with the task as JSON; each side has {"step", "reward" (or None), "termination", "pieces"}, the
     pieces {"role", "text", "versions"}. Empty where fewer than two steps were scored, or the run
-    keeps no ledger in a file.
+    keeps no ledger.
     """
-    if not (directory / FILE_NAME).is_file():
+    if not has_ledger(directory):
         return []
     steps: dict[int, dict[int, Record]] = {}
     for record in read_episodes(directory):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle_core.tickets import Ticket
+from treadle_experience.core.preview import PreviewedStep
 from treadle_experience.core.state import (
     Attempt,
     Checkpoint,
@@ -40,8 +41,20 @@ def attempts(values: Iterable[Attempt]) -> list[pb.Attempt]:
 
 def claim(value: Claim) -> pb.ClaimStepResponse:
     return pb.ClaimStepResponse(
-        tasks=map(_claimed_task, value.tasks), complete=value.complete, last=value.last
+        tasks=map(claimed_task, value.tasks), complete=value.complete, last=value.last
     )
+
+
+def previewed(value: PreviewedStep) -> pb.PreviewedStep:
+    """Without inline bytes: the claim brings them."""
+    message = pb.PreviewedStep(
+        step=value.step, tasks=map(claimed_task, value.tasks), ready=value.ready
+    )
+    for task in message.tasks:
+        for episode in task.episodes:
+            if episode.result.payload.HasField("inline"):
+                episode.result.payload.inline = b""
+    return message
 
 
 def checkpoint(value: Checkpoint) -> pb.Checkpoint:
@@ -53,8 +66,9 @@ def checkpoint(value: Checkpoint) -> pb.Checkpoint:
     )
 
 
-def summary(value: Summary) -> pb.GetRunResponse:
+def summary(value: Summary, durability: str) -> pb.GetRunResponse:
     return pb.GetRunResponse(
+        durability=durability,
         position=value.position,
         checkpoints=map(checkpoint, value.checkpoints),
         tasks=value.tasks,
@@ -85,7 +99,7 @@ def _evaluation(key: EvaluationKey, outcome: Outcome) -> pb.Evaluation:
     )
 
 
-def _claimed_task(value: ClaimedTask) -> pb.ClaimedTask:
+def claimed_task(value: ClaimedTask) -> pb.ClaimedTask:
     return pb.ClaimedTask(
         task_id=value.task_id,
         episodes=[_claimed_episode(episode, step) for episode, step in value.episodes],
@@ -112,5 +126,11 @@ def _result(value: Result, inline: bytes | None) -> episode_pb2.EpisodeResult:
         num_trained=value.num_trained,
         versions=value.versions,
         traceparent=value.traceparent,
-        payload=episode_pb2.Payload(sha256=value.sha256, size=value.size, inline=inline),
+        payload=episode_pb2.Payload(
+            sha256=value.sha256,
+            size=value.size,
+            inline=inline,
+            node=value.node,
+            epoch=value.node_epoch,
+        ),
     )

@@ -8,7 +8,6 @@ import sqlite3
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,27 @@ from treadle_experience.core.errors import (
     WriterFencedError,
 )
 from treadle_experience.core.transitions import (
-    EpisodeDone,
+    INLINED,
     PayloadsReleased,
     Transition,
+    WithPayload,
     from_body,
     kind_of,
     to_body,
 )
+from treadle_experience.ports import Durability, Snapshot
 from treadle_runtime.failpoints import failpoint
 
 FILE_NAME = "ledger.sqlite"
 """Where it lies in a run's directory, unless the recipe says otherwise."""
 
-FORMAT = 1
-"""Written into the file; raised when a reader of the old format could not follow."""
+FORMAT = 2
+"""Written into the file; raised when a reader of the old format could not follow. One of format 1,
+which was never condensed, is taken over."""
+
+HISTORY_LIMIT = 1_000_000
+"""Transitions that a reader has memory for, at half a KiB each. Of a longer journal it is told what
+a start is: what the run remembers."""
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -43,6 +49,12 @@ CREATE TABLE journal (
 );
 CREATE TABLE inline_payload (episode_id TEXT PRIMARY KEY, payload BLOB NOT NULL);
 """
+_SCHEMA_2 = """
+ALTER TABLE run ADD COLUMN condensed INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE head (place INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL);
+"""
+_HEAD = "SELECT place, kind, body FROM head ORDER BY place"
+_JOURNAL = "SELECT position, kind, body FROM journal WHERE position > ? ORDER BY position"
 _BUSY_S = 10.0
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 """Codes of a write that found no room: of the file, and of the index of its write-ahead log."""
@@ -53,9 +65,15 @@ _PROBE_BYTES = 1 << 20
 class SqliteLedger:
     """Ledger plugin `sqlite`. Durability is `host`: fsynced on one node."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Opens `path`; the file is created by the first `acquire`."""
+    durability = Durability.HOST
+
+    def __init__(self, path: str | Path, *, history: bool = True) -> None:
+        """Opens `path`; the file is created by the first `acquire`.
+
+        `history`: keep what was condensed, for readers of the run. Else the file stays small.
+        """
         self._path = Path(path)
+        self._history = history
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # The writer's thread is not the one that opens; the port promises one at a time.
         self._db = sqlite3.connect(
@@ -82,10 +100,12 @@ class SqliteLedger:
                 f"{self._path}: {error}", field="ledger", value=error
             ) from error
         with self._db:
-            if _format_of(self._db, self._path) == 0:
-                for statement in _SCHEMA.split(";"):
-                    self._db.execute(statement)
+            found = _format_of(self._db, self._path)
+            if found == 0:
+                self._create(_SCHEMA)
                 self._db.execute("INSERT INTO run VALUES (?, 0, 0)", (run_id,))
+            if found < FORMAT:
+                self._create(_SCHEMA_2)
                 self._db.execute(f"PRAGMA user_version = {FORMAT}")
             (bound,) = self._db.execute("SELECT run_id FROM run").fetchone()
             if bound != run_id:
@@ -101,8 +121,14 @@ class SqliteLedger:
             ).fetchone()
         return epoch
 
+    def _create(self, schema: str) -> None:
+        for statement in schema.split(";"):
+            self._db.execute(statement)
+
     def load(self) -> Iterable[Transition]:
-        return _transitions(self._db)
+        (condensed,) = self._db.execute("SELECT condensed FROM run").fetchone()
+        yield from _transitions(self._db, _HEAD)
+        yield from _transitions(self._db, _JOURNAL, condensed)
 
     def append(self, transitions: Sequence[Transition], writer_epoch: int) -> None:
         rows = [
@@ -133,6 +159,22 @@ class SqliteLedger:
                     self._store_payloads(transition)
                 failpoint("experience.ledger.before_commit")
 
+    def condense(self, head: Sequence[Transition], position: int, writer_epoch: int) -> None:
+        rows = [(kind_of(transition), _dumps(to_body(transition))) for transition in head]
+        with _room_on(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            with self._db:
+                self._advance(self._position, writer_epoch)
+                self._db.execute("UPDATE run SET condensed = ?", (position,))
+                self._db.execute("DELETE FROM head")
+                self._db.executemany("INSERT INTO head (kind, body) VALUES (?, ?)", rows)
+                if not self._history:
+                    self._db.execute("DELETE FROM journal WHERE position <= ?", (position,))
+                failpoint("experience.ledger.before_condensed")
+
+    def read(self) -> Snapshot:
+        return read_journal(self._path)
+
     def close(self) -> None:
         self._db.close()
 
@@ -150,7 +192,7 @@ class SqliteLedger:
             )
 
     def _store_payloads(self, transition: Transition) -> None:
-        if isinstance(transition, EpisodeDone) and transition.inline is not None:
+        if isinstance(transition, WithPayload) and transition.inline is not None:
             self._db.execute(
                 "INSERT INTO inline_payload VALUES (?, ?)",
                 (transition.episode_id, transition.inline),
@@ -198,47 +240,43 @@ def _lacks_room(directory: Path) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A ledger at one moment."""
-
-    position: int
-    """Last position that was appended; the journal ends there unless it is damaged."""
-    journal: list[Transition]
-
-
 def read_journal(path: Path) -> Snapshot:
     """One consistent snapshot of a ledger, read-only, while it is written or after.
+
+    With what was condensed, where that is there and not beyond HISTORY_LIMIT.
 
     Raises LedgerFormatError where there is no ledger of this format, or a row says nothing.
     """
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
             db.execute("BEGIN")
-            if _format_of(db, path) == 0:
+            if (found := _format_of(db, path)) == 0:
                 raise LedgerFormatError(f"{path}: no ledger", field="ledger", value=path)
             (position,) = db.execute("SELECT position FROM run").fetchone()
-            return Snapshot(position, list(_transitions(db)))
+            condensed = db.execute("SELECT condensed FROM run").fetchone()[0] if found > 1 else 0
+            first = db.execute("SELECT 1 FROM journal WHERE position = 1").fetchone()
+            if not condensed or (first and position <= HISTORY_LIMIT):
+                return Snapshot(position, list(_transitions(db, _JOURNAL, 0)))
+            tail = _transitions(db, _JOURNAL, condensed)
+            return Snapshot(position, [*_transitions(db, _HEAD), *tail])
     except sqlite3.Error as error:
         raise LedgerFormatError(f"{path}: {error}", field="ledger", value=error) from error
 
 
 def _format_of(db: sqlite3.Connection, path: Path) -> int:
     (found,) = db.execute("PRAGMA user_version").fetchone()
-    if found not in (0, FORMAT):
+    if not 0 <= found <= FORMAT:
         raise LedgerFormatError(
             f"{path} has format {found}", field="ledger", limit=FORMAT, value=found
         )
     return found
 
 
-def _transitions(db: sqlite3.Connection) -> Iterator[Transition]:
-    for position, kind, text in db.execute(
-        "SELECT position, kind, body FROM journal ORDER BY position"
-    ):
+def _transitions(db: sqlite3.Connection, query: str, *values: int) -> Iterator[Transition]:
+    for position, kind, text in db.execute(query, values):
         try:
             body = json.loads(text)
-            inline = _inline(db, body["episode_id"]) if kind == "episode_done" else None
+            inline = _inline(db, body["episode_id"]) if kind in INLINED else None
         except (ValueError, TypeError, KeyError) as error:
             raise LedgerFormatError(
                 f"journal position {position}: {error!r}", field=kind, value=position

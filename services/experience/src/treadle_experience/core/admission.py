@@ -16,9 +16,13 @@ from treadle_experience.core.state import RunState, Task
 
 
 def tasks_beyond(state: RunState, step: int) -> int:
-    """Members of the steps after `step`: claimed, trained or consumed."""
+    """Members of the steps after `step`: claimed, trained or consumed.
+
+    Of a step that is forgotten, as many as are known: more than any admission allows.
+    """
     through = state.claimed_through
-    return through[-1] - through[min(step, len(through) - 1)]
+    known = min(max(step - state.forgotten_step, 0), len(through) - 1)
+    return through[-1] - through[known]
 
 
 def tasks_ahead(state: RunState, task: Task, step: int) -> int:

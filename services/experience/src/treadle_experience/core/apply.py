@@ -7,7 +7,9 @@ from functools import singledispatch
 from treadle_core.tickets import Sampling
 from treadle_core.versions import Version, VersionState
 from treadle_experience.core import transitions as happened
+from treadle_experience.core.condensation import restore, restore_episode, restore_task
 from treadle_experience.core.errors import LedgerFormatError
+from treadle_experience.core.forgetting import forget_history
 from treadle_experience.core.pace import after_step
 from treadle_experience.core.state import (
     LEFT,
@@ -104,6 +106,7 @@ def _episode_done(transition: happened.EpisodeDone, state: RunState) -> None:
     task = state.tasks[episode.task_id]
     # An evaluation is never trained on, so its payloads are for readers of the ledger only.
     episode.inline = transition.inline if task.evaluation is None else None
+    episode.released = False
     if task.evaluation is None:
         state.payload_bytes += transition.result.size
     if not transition.result.inlined:
@@ -199,10 +202,11 @@ def _step_reformed(transition: happened.StepReformed, state: RunState) -> None:
     if transition.task_ids:
         state.steps[step].task_ids = transition.task_ids
         return
-    places = through[step] - through[step - 1]
-    through[step:] = [total - places for total in through[step + 1 :]]
     del state.steps[step]
-    for later in range(step + 1, len(through) + 1):
+    place = step - state.forgotten_step
+    places = through[place] - through[place - 1]
+    through[place:] = [total - places for total in through[place + 1 :]]
+    for later in range(step + 1, state.last_claimed() + 2):
         moved = state.steps[later - 1] = state.steps.pop(later)
         moved.step = later - 1
         for task_id in moved.task_ids:
@@ -265,6 +269,7 @@ def _payloads_released(transition: happened.PayloadsReleased, state: RunState) -
         if task.state is TaskState.CONSUMED:
             task.spec = {}
         episode.inline = None
+        episode.released = True
     for key in transition.stored:
         state.references[key] -= 1
         if not state.references[key]:
@@ -273,6 +278,7 @@ def _payloads_released(transition: happened.PayloadsReleased, state: RunState) -
 
 @_fold.register
 def _version_announced(transition: happened.VersionAnnounced, state: RunState) -> None:
+    state.num_versions = transition.version
     state.version_requests[transition.request_id] = transition.version
     state.versions[transition.version] = Version(
         number=transition.version,
@@ -323,6 +329,12 @@ def _evaluation_scored(transition: happened.EvaluationScored, state: RunState) -
     )
     state.unfinished.remove(key)
     state.finished.append(key)
+
+
+_fold.register(forget_history)
+_fold.register(restore)
+_fold.register(restore_task)
+_fold.register(restore_episode)
 
 
 def _move_task(state: RunState, task: Task, to: TaskState) -> None:

@@ -2,21 +2,26 @@
 
 What was acknowledged, consumed, filtered, evicted and scored is read from the journal's
 transitions one by one; only what is pending is read from the folded state. So the two accounts
-come from different code, and a hole in either shows.
+come from different code, and a hole in either shows. What a condensed journal has no record of is
+known by number only: as many results were acknowledged as lie in final places.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from treadle_experience.core.state import LEFT, RunState, TaskState
+from treadle_experience.core.condensation import restore, restore_episode, restore_task
+from treadle_experience.core.state import LEFT, Checkpoint, EpisodeState, RunState, TaskState
 from treadle_experience.core.transitions import (
     CheckpointCommitted,
     EpisodeDone,
+    EpisodeKept,
     EpisodeLost,
+    StateCondensed,
     StepClaimed,
     StepReformed,
     StepUnclaimed,
+    TaskKept,
     TaskMoved,
     TaskOpened,
     TrainerAcquired,
@@ -28,13 +33,29 @@ PENDING = (TaskState.OPEN, TaskState.READY, TaskState.CLAIMED, TaskState.TRAINED
 
 @dataclass(slots=True)
 class Account:
-    """Sets of episode ids, of acknowledged results only."""
+    """Sets of episode ids, of acknowledged results only; numbers of those without a record."""
 
     acknowledged: set[str] = field(default_factory=set[str])
     places: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """`consumed`, `filtered`, `evicted`, `quarantined`, `scored` and `pending`."""
     uses: Counter[str] = field(default_factory=Counter[str])
     """How many steps of the committed lineage each episode is in."""
+    unnamed: int = 0
+    """Acknowledged results without a record."""
+    forgotten: Counter[str] = field(default_factory=Counter[str])
+    """Results without a record by place."""
+
+    def num_acknowledged(self) -> int:
+        """All of them."""
+        return len(self.acknowledged) + self.unnamed
+
+    def num_in(self, place: str) -> int:
+        """Results in a place, with those that have no record."""
+        return len(self.places[place]) + self.forgotten[place]
+
+    def unaccounted(self) -> int:
+        """Acknowledged results, less those in a place."""
+        return self.num_acknowledged() - sum(map(self.num_in, self.places))
 
     def missing(self) -> set[str]:
         """Acknowledged, and nowhere."""
@@ -52,9 +73,10 @@ class Account:
 
 def reconcile(journal: Sequence[Transition], state: RunState) -> Account:
     """Takes stock of a journal and of the state that it folds into."""
-    account = Account()
-    members: dict[str, tuple[str, ...]] = {}
-    moved: dict[str, TaskState] = {}
+    base = _base_of(journal)
+    account = Account({id_ for id_, episode in base.episodes.items() if episode.result})
+    members = {id_: tuple(e.episode_id for e in t.episodes) for id_, t in base.tasks.items()}
+    moved = {id_: task.state for id_, task in base.tasks.items()}
     for transition in journal:
         if isinstance(transition, TaskOpened):
             members[transition.task_id] = transition.episode_ids
@@ -64,12 +86,17 @@ def reconcile(journal: Sequence[Transition], state: RunState) -> Account:
             account.acknowledged.discard(transition.episode_id)
         elif isinstance(transition, TaskMoved):
             moved[transition.task_id] = transition.state
-    steps = _committed_steps(journal)
-    account.uses = Counter(
-        id_ for tasks in steps.values() for task_id in tasks for id_ in members[task_id]
-    )
+    _count_forgotten(account, base)
+    claimed = [id_ for ids in _committed_steps(journal, base).values() for id_ in ids]
+    # A task may be kept longer than its batch; nothing takes back what it is.
+    claimed += [
+        task.task_id
+        for task in base.tasks.values()
+        if task.state is TaskState.CONSUMED and task.step <= base.forgotten_step
+    ]
+    account.uses = Counter(id_ for task_id in claimed for id_ in members[task_id])
     tasks_in = {place.value: [t for t, s in moved.items() if s is place] for place in LEFT}
-    tasks_in["consumed"] = [task_id for tasks in steps.values() for task_id in tasks]
+    tasks_in["consumed"] = claimed
     tasks_in["pending"] = [id_ for id_, task in state.tasks.items() if task.state in PENDING]
     for place, task_ids in tasks_in.items():
         ids = {id_ for task_id in task_ids for id_ in members.get(task_id, ())}
@@ -77,11 +104,36 @@ def reconcile(journal: Sequence[Transition], state: RunState) -> Account:
     return account
 
 
-def _committed_steps(journal: Iterable[Transition]) -> dict[int, tuple[str, ...]]:
-    """Members of each step that the head of the lineage covers, by walking its parents."""
-    claims: dict[int, tuple[str, ...]] = {}
-    checkpoints: dict[str, CheckpointCommitted] = {}
-    head = ""
+def _base_of(journal: Iterable[Transition]) -> RunState:
+    """The state that a condensed journal begins with; an empty one where it is not condensed."""
+    base = RunState()
+    for transition in journal:
+        if isinstance(transition, StateCondensed):
+            restore(transition, base)
+        elif isinstance(transition, TaskKept):
+            restore_task(transition, base)
+        elif isinstance(transition, EpisodeKept):
+            restore_episode(transition, base)
+        else:
+            break
+    return base
+
+
+def _count_forgotten(account: Account, base: RunState) -> None:
+    """By the counts of episodes and by those of places, which are kept apart."""
+    known = sum(episode.state is EpisodeState.DONE for episode in base.episodes.values())
+    account.unnamed = base.episode_counts[EpisodeState.DONE] - known
+    account.forgotten.update({name.value: n for name, n in base.forgotten_results.items()})
+
+
+def _committed_steps(journal: Iterable[Transition], base: RunState) -> dict[int, tuple[str, ...]]:
+    """Members of each step that the head of the lineage covers, by walking its parents.
+
+    `base` is what a condensed journal begins with.
+    """
+    claims = {number: step.task_ids for number, step in base.steps.items()}
+    checkpoints: dict[str, CheckpointCommitted | Checkpoint] = {**base.checkpoints}
+    head = base.lineage[-1] if base.lineage else ""
     for transition in journal:
         if isinstance(transition, StepClaimed):
             claims[transition.step] = transition.task_ids
@@ -95,10 +147,9 @@ def _committed_steps(journal: Iterable[Transition]) -> dict[int, tuple[str, ...]
         elif isinstance(transition, TrainerAcquired):
             head = transition.checkpoint_digest
     covered: dict[int, tuple[str, ...]] = {}
-    while head:
-        checkpoint = checkpoints[head]
+    while (checkpoint := checkpoints.get(head)) is not None:
         parent = checkpoints.get(checkpoint.parent_digest)
-        first = parent.step + 1 if parent else 1
+        first = max(base.forgotten_step, parent.step if parent else 0) + 1
         covered |= {step: claims[step] for step in range(first, checkpoint.step + 1)}
         head = checkpoint.parent_digest
     return covered

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import islice
 
 from treadle_experience.core import evaluation, groups
 from treadle_experience.core.rules import Overdue, Rules
@@ -89,6 +90,21 @@ def is_last(run: Run, step: Step) -> bool:
     return step.last or step.step == run.rules.steps
 
 
+def upcoming(state: RunState, rules: Rules) -> Iterator[Task]:
+    """The tasks that the next batches are formed of, in that order.
+
+    `wait` takes the oldest tasks, whether they run or not; the others what is left of a batch that
+    was given up, and then the oldest ready ones.
+    """
+    window = map(state.task_of, state.window)
+    if rules.overdue is Overdue.WAIT:
+        return window
+    tasks = list(window)
+    kept = [task for task in tasks if task.order in state.kept]
+    others = [task for task in tasks if task.order not in state.kept]
+    return iter(kept + [task for task in others if task.state is TaskState.READY])
+
+
 def _score_last(run: Run, last_step: int) -> None:
     """Sees to it that the run ends with a score of its last step, and waits for none beyond."""
     evaluation.end_beyond(run, last_step, RUN_ENDED)
@@ -98,16 +114,10 @@ def _score_last(run: Run, last_step: int) -> None:
 def _choose(state: RunState, rules: Rules) -> list[Task] | None:
     """The members of the next batch, oldest first, fewer than a batch once the tasks have ended.
 
-    None while one of them still runs or is still to come. `wait` takes the oldest tasks, the
-    others what is left of a batch that was given up, and then the oldest ready ones.
+    None while one of them still runs or is still to come.
     """
     size = rules.tasks_per_step
-    window = [state.task_of(order) for order in state.window]
-    if rules.overdue is not Overdue.WAIT:
-        kept = [task for task in window if task.order in state.kept]
-        others = [task for task in window if task.order not in state.kept]
-        window = kept + [task for task in others if task.state is TaskState.READY]
-    chosen = sorted(window[:size], key=lambda task: task.order)
+    chosen = sorted(islice(upcoming(state, rules), size), key=lambda task: task.order)
     if any(task.state is not TaskState.READY for task in chosen):
         return None
     ended = state.exhausted and len(chosen) == len(state.window)
@@ -119,7 +129,8 @@ def _evict_stale(run: Run, step: int) -> None:
     state = run.state
     for order in list(state.window):
         task = state.task_of(order)
-        oldest = min((state.versions[n].step for n in _versions(task)), default=step)
+        found = filter(None, map(state.version, _versions(task)))
+        oldest = min((version.step for version in found), default=step)
         if step - 1 - oldest > run.rules.lag_limit:
             groups.discard(run, task, TaskState.EVICTED, LAG)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from treadle_core.errors import InvalidFieldError
 from treadle_core.versions import VersionState
-from treadle_experience.core import groups
+from treadle_experience.core import groups, retention
 from treadle_experience.core.errors import (
     CheckpointRequiredError,
     StepOutOfOrderError,
@@ -85,7 +85,9 @@ def commit(
         )
     released = state.released_step
     run.record(CheckpointCommitted(digest, parent_digest, step, path, trainer_epoch))
-    groups.release(run, _members(state, released, state.released_step))
+    if not run.rules.keep_payloads:
+        groups.release(run, _members(state, released, state.released_step))
+    retention.forget(run)
     return state.restorable()
 
 

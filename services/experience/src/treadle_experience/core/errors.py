@@ -46,7 +46,7 @@ class ResultConflictError(TreadleError):
 
 
 class UnknownEpisodeError(TreadleError):
-    """No ticket with this episode and attempt was ever issued."""
+    """No ticket with this episode and attempt was issued, or its task is settled and forgotten."""
 
     kind = Kind.NOT_FOUND
     reason = "UNKNOWN_EPISODE"
@@ -120,6 +120,27 @@ class LedgerFullError(TreadleError):
 
     kind = Kind.EXHAUSTED
     reason = "LEDGER_FULL"
+
+
+class LedgerAwayError(TreadleError):
+    """The server of the ledger does not answer; what was asked may be done or not."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "LEDGER_AWAY"
+
+
+class LedgerHeldError(TreadleError):
+    """Another process of this run is alive and writes; one that stands by waits for its end."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "LEDGER_HELD"
+
+
+class LedgerLostError(TreadleError):
+    """What is stored is not this run's, or less than was acknowledged: nothing may follow it."""
+
+    kind = Kind.PRECONDITION
+    reason = "LEDGER_LOST"
 
 
 class LedgerFormatError(TreadleError):

@@ -156,5 +156,8 @@ def _episodes(state: RunState, evaluation: Evaluation) -> Iterator[Episode]:
 
 
 def _tasks(state: RunState, evaluation: Evaluation) -> Iterator[Task]:
+    """Those that are not forgotten: all, until it is finished."""
     for order in range(1, evaluation.size + 1):
-        yield state.tasks[evaluation_task_id(evaluation.key, order)]
+        task = state.tasks.get(evaluation_task_id(evaluation.key, order))
+        if task is not None:
+            yield task

@@ -44,5 +44,11 @@ def release(run: Run, episodes: Iterable[Episode]) -> None:
     """Records that the payloads of these episodes are not needed again."""
     done = [(each.episode_id, each.result) for each in episodes if each.result is not None]
     if done:
-        stored = tuple(result.sha256 for _, result in done if not result.inlined)
-        run.record(PayloadsReleased(tuple(id_ for id_, _ in done), stored))
+        held = [(id_, result) for id_, result in done if not result.inlined]
+        run.record(
+            PayloadsReleased(
+                tuple(id_ for id_, _ in done),
+                stored=tuple(result.sha256 for _, result in held),
+                held=tuple((result.node, id_) for id_, result in held),
+            )
+        )

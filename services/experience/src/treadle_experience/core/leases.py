@@ -56,7 +56,8 @@ class Leases:
         """The attempts whose lease has ended, oldest grant first."""
         ended: list[Attempt] = []
         for episode_id, lease in list(self._leases.items()):
-            if state.episodes[episode_id].state is not EpisodeState.ISSUED:
+            episode = state.episodes.get(episode_id)
+            if episode is None or episode.state is not EpisodeState.ISSUED:
                 del self._leases[episode_id]  # revoked together with its task
             elif lease.until <= now:
                 ended.append(Attempt(episode_id, lease.attempt))

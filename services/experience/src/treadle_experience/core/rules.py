@@ -74,6 +74,12 @@ class Rules:
     drop_last: bool = False
     """Evict the tasks that cannot fill the last batch, instead of training on them."""
     evaluation: EvaluationRules | None = None
+    kept_tasks: int = 2048
+    """Tasks without further use whose records are kept; they are forgotten when twice as many."""
+    keep_payloads: bool = False
+    """Keep payloads that are consumed for as long as the records of their tasks."""
+    condense_after: int = 50_000
+    """Transitions of a journal that is condensed, unless its state has near as many records."""
 
     @property
     def bound(self) -> int:

@@ -44,17 +44,20 @@ class Run:
     """Which whole groups are kept; None: all."""
     _recorded: list[Transition] = field(default_factory=list[Transition])
 
-    def load(self, journal: Iterable[Transition]) -> None:
-        """Folds a journal, and begins a run where it is empty.
+    def load(self, journal: Iterable[Transition]) -> int:
+        """Folds a journal, and begins a run where it is empty; returns how long the journal is.
 
         Raises InvalidFieldError when the run began under other fixed rules, LedgerFormatError
         when the journal is damaged.
         """
+        length = 0
         for transition in journal:
             apply(self.state, transition)
+            length += 1
         if self.state.position == 0:
             self.record(RunBegan(self.rules.run_id, self.rules.fixed()))
         self.rules.check_unchanged(self.state.settings)
+        return length
 
     def record(self, transition: Transition) -> None:
         """Makes `transition` happen."""
@@ -131,7 +134,7 @@ def check_claimed(state: RunState, trainer_epoch: int, step: int) -> None:
 
 def committed_version(state: RunState, field_name: str, number: int) -> Version:
     """The version with this number; raises UnknownVersionError unless it is committed."""
-    version = state.versions.get(number)
+    version = state.version(number)
     if version is None or version.state is not VersionState.COMMITTED:
         raise UnknownVersionError(
             f"{field_name}: version {number} is not registered in this run",

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from treadle_core.episodes import Termination
 from treadle_core.tickets import Json, Sampling
-from treadle_core.versions import Version
+from treadle_core.versions import Version, VersionState
 
 
 class TaskState(StrEnum):
@@ -86,6 +86,10 @@ class Result:
     size: int
     inlined: bool
     """The ledger holds the payload's bytes; else they lie in the payload store."""
+    node: str = ""
+    """Address of the sidecar that has them; empty: the run's own store does."""
+    node_epoch: int = 0
+    """Life of that sidecar in which they came."""
 
 
 @dataclass(slots=True)
@@ -111,6 +115,8 @@ class Episode:
     result: Result | None = None
     inline: bytes | None = None
     """The payload, until it is released."""
+    released: bool = False
+    """The payload of its result is not kept any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,10 @@ class RunState:
 
     tasks: dict[str, Task] = field(default_factory=dict[str, Task])
     episodes: dict[str, Episode] = field(default_factory=dict[str, Episode])
+    forgotten_tasks: Counter[TaskState] = field(default_factory=Counter[TaskState])
+    """Tasks whose records are gone; all other counts go on counting them."""
+    forgotten_results: Counter[TaskState] = field(default_factory=Counter[TaskState])
+    """Their episodes that are done, by the state of the task."""
     task_counts: Counter[TaskState] = field(default_factory=Counter[TaskState])
     episode_counts: Counter[EpisodeState] = field(default_factory=Counter[EpisodeState])
     failures: Counter[str] = field(default_factory=Counter[str])
@@ -244,8 +254,11 @@ class RunState:
     """Orders of the open training tasks that have a waiting member, ascending."""
 
     steps: dict[int, Step] = field(default_factory=dict[int, Step])
+    forgotten_step: int = 0
+    """Batches of steps up to this one are forgotten."""
     claimed_through: list[int] = field(default_factory=lambda: [0])
-    """Places in the batches of steps <= the index; a place that nobody took counts too."""
+    """Places in the batches of all steps up to one, for each from `forgotten_step` on; a place
+    that nobody took counts too."""
     trained_step: int = 0
     """Last step reported trained in the lineage."""
     last_step: int | None = None
@@ -267,6 +280,10 @@ class RunState:
     released_step: int = 0
     """Payloads of steps up to this one are gone; no older checkpoint can be restored."""
 
+    num_versions: int = 0
+    """Versions announced; the number of the newest."""
+    forgotten_version: int = 0
+    """Versions up to this number are forgotten."""
     versions: dict[int, Version] = field(default_factory=dict[int, Version])
     version_requests: dict[str, int] = field(default_factory=dict[str, int])
     newest_version: int = 0
@@ -301,7 +318,16 @@ class RunState:
 
     def last_claimed(self) -> int:
         """Newest step with a recorded batch."""
-        return len(self.claimed_through) - 1
+        return self.forgotten_step + len(self.claimed_through) - 1
+
+    def version(self, number: int) -> Version | None:
+        """The version with this number; None where there is none.
+
+        One that is forgotten passes for as old as can be: it is too old for all that is to come.
+        """
+        if 0 < number <= self.forgotten_version:
+            return Version(number, 0, 0, 0, VersionState.COMMITTED)
+        return self.versions.get(number)
 
 
 RETAINED = 2

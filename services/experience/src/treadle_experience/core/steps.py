@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from treadle_experience.core import batches, evaluation
 from treadle_experience.core.errors import LagBrokenError, StepOutOfOrderError
 from treadle_experience.core.run import Run, check_claimed, check_trainer
-from treadle_experience.core.state import Episode, Task, TaskState
+from treadle_experience.core.state import Episode, RunState, Task, TaskState
 from treadle_experience.core.transitions import StepTrained
 
 BUDGET_SHARE = 0.8
@@ -104,6 +104,7 @@ def _budget_is_short(run: Run) -> bool:
     state, budget = run.state, run.rules.payload_budget_bytes
     return (
         budget is not None
+        and not run.rules.keep_payloads
         and state.covered_step() < state.trained_step
         and state.payload_bytes >= BUDGET_SHARE * budget
     )
@@ -117,10 +118,8 @@ def _claimed(run: Run, task: Task, step: int) -> ClaimedTask:
 
 
 def _oldest_step(run: Run, step: int, episode: Episode) -> int:
-    """Oldest step among the versions of the episode's tokens, checked against the lag bound."""
-    versions = run.state.versions
-    numbers = episode.result.versions if episode.result else ()
-    oldest = min((versions[number].step for number in numbers), default=step - 1)
+    """As `oldest_step`, checked against the lag bound."""
+    oldest = oldest_step(run.state, step, episode)
     lag = step - 1 - oldest
     if lag > run.rules.lag_limit:
         raise LagBrokenError(
@@ -130,3 +129,10 @@ def _oldest_step(run: Run, step: int, episode: Episode) -> int:
             value=lag,
         )
     return oldest
+
+
+def oldest_step(state: RunState, step: int, episode: Episode) -> int:
+    """Oldest step among the versions of the episode's tokens; the one before `step` for none."""
+    numbers = episode.result.versions if episode.result else ()
+    found = filter(None, map(state.version, numbers))
+    return min((version.step for version in found), default=step - 1)

@@ -119,7 +119,8 @@ def find(state: RunState, attempt: Attempt) -> Episode:
     episode = state.episodes.get(attempt.episode_id)
     if episode is None or attempt.attempt > episode.attempt:
         raise UnknownEpisodeError(
-            f"episode {attempt.episode_id}: attempt {attempt.attempt} was never issued",
+            f"episode {attempt.episode_id}: attempt {attempt.attempt} was never issued, or it is "
+            "settled and forgotten",
             field="attempt",
             limit=episode.attempt if episode else "an issued episode",
             value=attempt.attempt,
@@ -147,8 +148,8 @@ def end_forbidden(run: Run, replica_id: str, version: Version) -> None:
     state = run.state
     for id_ in list(state.running.get(replica_id, ())):
         episode = state.episodes[id_]
-        leased = state.versions[episode.version]
-        went_back = version.number > leased.number and version.step < leased.step
+        leased = state.version(episode.version)
+        went_back = leased and version.number > leased.number and version.step < leased.step
         if went_back and not admission.may_finish(
             state, run.rules, state.tasks[episode.task_id], version
         ):

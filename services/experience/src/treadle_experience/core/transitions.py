@@ -1,17 +1,19 @@
 """Everything that can happen to a run. The journal is a sequence of these.
 
-A transition is JSON: `to_body` and `from_body` are exact inverses. Payload bytes travel apart
-(`EpisodeDone.inline`), so that a ledger can forget them (`PayloadsReleased`).
+A transition is JSON: `to_body` and `from_body` are exact inverses. Payload bytes travel apart (the
+field `inline` of `INLINED` kinds), so that a ledger can forget them (`PayloadsReleased`).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 from treadle_core.episodes import Termination
 from treadle_core.tickets import Json
 from treadle_experience.core.errors import LedgerFormatError
-from treadle_experience.core.state import Cause, Result, TaskState
+from treadle_experience.core.kept import EpisodeKept, StateCondensed, TaskKept
+from treadle_experience.core.state import Cause, EpisodeState, Result, TaskState
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,6 +185,8 @@ class PayloadsReleased:
     episode_ids: tuple[str, ...]
     stored: tuple[str, ...]
     """sha256 of those of them that lie in the payload store."""
+    held: tuple[tuple[str, str], ...] = ()
+    """For each of these its sidecar's address, or nothing, and its episode."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -239,6 +243,19 @@ class EvaluationScored:
     newest_version: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class HistoryForgotten:
+    """Nothing that can still happen needs these records; what they count for is kept."""
+
+    task_ids: tuple[str, ...]
+    step: int
+    """Batches of steps up to this one, and checkpoints of earlier ones."""
+    version: int
+    """Versions up to this number."""
+    evaluations: tuple[tuple[int, str], ...]
+    """Finished evaluations: step and name."""
+
+
 Transition: TypeAlias = (
     RunBegan
     | TaskOpened
@@ -262,6 +279,10 @@ Transition: TypeAlias = (
     | VersionAborted
     | EvaluationOpened
     | EvaluationScored
+    | HistoryForgotten
+    | StateCondensed
+    | TaskKept
+    | EpisodeKept
 )
 
 KINDS: dict[str, type[Transition]] = {
@@ -287,11 +308,29 @@ KINDS: dict[str, type[Transition]] = {
     "version_aborted": VersionAborted,
     "evaluation_opened": EvaluationOpened,
     "evaluation_scored": EvaluationScored,
+    "history_forgotten": HistoryForgotten,
+    "state_condensed": StateCondensed,
+    "task_kept": TaskKept,
+    "episode_kept": EpisodeKept,
 }
 """Name of each kind in a journal; a name is never given another meaning."""
 
+CONDENSED = frozenset({"state_condensed", "task_kept", "episode_kept"})
+"""Kinds that a condensed journal begins with; no decision records one."""
+
 _NAMES = {cls: name for name, cls in KINDS.items()}
-_READERS: dict[str, Callable[[Any], Any]] = {"cause": Cause, "state": TaskState}
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "cause": Cause,
+    "state": TaskState,
+    "episode_state": EpisodeState,
+    "ended": lambda cause: None if cause is None else Cause(cause),
+}
+
+WithPayload: TypeAlias = EpisodeDone | EpisodeKept
+"""What may come with payload bytes, `inline`: those of the episode `episode_id`."""
+
+INLINED = ("episode_done", "episode_kept")
+"""Its kinds."""
 
 
 def kind_of(transition: Transition) -> str:
@@ -302,9 +341,9 @@ def kind_of(transition: Transition) -> str:
 def to_body(transition: Transition) -> dict[str, Any]:
     """The transition as JSON values, without its kind and without payload bytes."""
     body = _fields(transition)
-    if isinstance(transition, EpisodeDone):
+    if isinstance(transition, WithPayload):
         del body["inline"]
-        body["result"] = _fields(transition.result)
+        body["result"] = None if transition.result is None else _fields(transition.result)
     return body
 
 
@@ -314,8 +353,9 @@ def from_body(kind: str, body: Mapping[str, Any], inline: bytes | None = None) -
         values: dict[str, Any] = {
             name: _READERS.get(name, _tuple)(value) for name, value in body.items()
         }
-        if kind == "episode_done":
-            values |= {"inline": inline, "result": _result(body["result"])}
+        if kind in INLINED:
+            result = None if body["result"] is None else _result(body["result"])
+            values |= {"inline": inline, "result": result}
         return KINDS[kind](**values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise LedgerFormatError(
@@ -324,7 +364,12 @@ def from_body(kind: str, body: Mapping[str, Any], inline: bytes | None = None) -
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return {name: getattr(record, name) for name in _names(record.__class__)}
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _result(body: Mapping[str, Any]) -> Result:
@@ -335,4 +380,6 @@ def _result(body: Mapping[str, Any]) -> Result:
 
 def _tuple(value: Any) -> Any:
     """JSON has no tuples; no field of a transition is a list."""
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(_tuple(each) for each in cast("list[Any]", value))
+    return value

@@ -36,7 +36,7 @@ def announce(run: Run, *, trainer_epoch: int, step: int, request_id: str, trace_
             limit=f"at most {state.trained_step}",
             value=step,
         )
-    number = len(state.versions) + 1
+    number = state.num_versions + 1
     run.record(VersionAnnounced(number, step, trainer_epoch, request_id, trace_id))
     return number
 
@@ -49,7 +49,7 @@ def commit(run: Run, *, trainer_epoch: int, number: int, weights_digest: str) ->
     state = run.state
     check_trainer(state, trainer_epoch)
     version = _find(state, number)
-    if version.state is VersionState.COMMITTED:
+    if version.state is VersionState.COMMITTED and number > state.forgotten_version:
         if version.weights_digest != weights_digest:
             raise InvalidFieldError(
                 "weights_digest",
@@ -73,12 +73,12 @@ def abort(run: Run, *, number: int, message: str) -> None:
 
 
 def _find(state: RunState, number: int) -> Version:
-    version = state.versions.get(number)
+    version = state.version(number)
     if version is None:
         raise VersionNotFoundError(
             f"version {number} was never announced",
             field="version",
-            limit=f"at most {len(state.versions)}",
+            limit=f"at most {state.num_versions}",
             value=number,
         )
     return version
