@@ -20,12 +20,16 @@ from treadle_core.errors import Kind
 from treadle_core.tickets import Sampling, Ticket
 from treadle_payloads.codec import decode_payload
 from treadle_payloads.files import FileStore
+from treadle_payloads.store import INLINE_LIMIT
 from treadle_rollout.adapters.memory_experience import MemoryExperience
 from treadle_rollout.adapters.scripted import ScriptedEngine
 from treadle_rollout.attempts import AttemptRunner, AttemptSettings
 from treadle_rollout.core.replica import ReplicaState
-from treadle_rollout.ports import Attempt, GenerationRequest, Result
+from treadle_rollout.ports import Attempt, GenerationRequest, Lease, Result
 from treadle_rollout.replica import Replica, ReplicaSettings
+from treadle_runtime.doorbell import Doorbell, Topic
+from treadle_runtime.doorbells.memory import MemoryDoorbell
+from treadle_runtime.doorbells.poll import PollDoorbell
 from treadle_runtime.errors import PEER_AWAY, RemoteError
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
@@ -81,9 +85,11 @@ def rig(pools: Callable[[str], Any], store: FileStore) -> Callable[..., Any]:
         retries: int = 2,
         failure_reward: float | None = None,
         delivery_s: float = 10.0,
+        inline_bytes: int = INLINE_LIMIT,
         grace_s: float = 0.0,
         serving: bool = True,
         ledger: type[MemoryExperience] = MemoryExperience,
+        bell: Doorbell | None = None,
     ) -> AsyncGenerator[Rig]:
         pool = await pools(agent)
         experience = ledger(tickets, lease_s=lease_s, retries=retries)
@@ -95,11 +101,12 @@ def rig(pools: Callable[[str], Any], store: FileStore) -> Callable[..., Any]:
         def count(tokens: int) -> None:
             state.sampled_tokens += tokens
 
-        settings = AttemptSettings("run", 8, failure_reward, delivery_s)
+        settings = AttemptSettings("run", 8, failure_reward, delivery_s, inline_bytes)
         runner = AttemptRunner(settings, experience, engine, pool, store, count)
         replica = Replica(
             ReplicaSettings(slots, wait_s=0.05, grace_s=grace_s),
             experience=experience,
+            bell=bell or PollDoorbell(run_id="run"),
             engine=engine,
             agents=pool,
             runner=runner,
@@ -348,6 +355,28 @@ async def test_payloads_beyond_the_inline_limit_go_to_the_store(
     assert r.segment().num_trained == 3 * 5001
 
 
+async def test_a_payload_that_the_ledger_misses_is_put_again(
+    rig: Callable[..., Any], ticket: Callable[..., Ticket], store: FileStore
+) -> None:
+    class Forgetful(MemoryExperience):
+        """Finds nothing of the first payload that it is told of."""
+
+        forgot = False
+
+        async def complete(self, attempt: Attempt, result: Result) -> None:
+            if not self.forgot:
+                self.forgot = True
+                store.delete(result.payload.sha256)
+                raise RemoteError(Kind.NOT_FOUND, "PAYLOAD_MISSING", "")
+            await super().complete(attempt, result)
+
+    async with rig([ticket()], ledger=Forgetful, inline_bytes=0) as r:
+        await r.replica.run()
+    result = r.experience.results["e"]
+    assert result.inline is None
+    assert store.has(result.payload)
+
+
 async def test_evaluation_episodes_hold_no_trained_token(
     rig: Callable[..., Any], ticket: Callable[..., Ticket]
 ) -> None:
@@ -441,3 +470,48 @@ async def test_workers_that_are_killed_again_and_again_lose_no_ticket(
     assert {f.failure_class for _, f in r.experience.failures} <= {FailureClass.INFRASTRUCTURE}
     assert r.engine.sessions == frozenset()
     await until(lambda: pool.free == 16)  # an environment may still be closing
+
+
+class ClosedExperience(MemoryExperience):
+    """Has no ticket until it is open, and counts who asks."""
+
+    open = False
+    asked = 0
+
+    async def lease(self, **request: Any) -> Lease:
+        self.asked += 1
+        assert request["wait_s"] == 0.0  # the bell is live
+        return await super().lease(**request) if self.open else Lease((), 10.0, complete=False)
+
+
+async def run_beside_a_closed_ledger(r: Any, open_it: Callable[[], None]) -> None:
+    """Runs to the end of what a ledger has that is opened when the replica waits at the bell."""
+    running = asyncio.ensure_future(r.replica.run())
+    await until(lambda: r.experience.asked > 0)
+    asked = r.experience.asked
+    r.experience.open = True
+    open_it()
+    async with asyncio.timeout(10):
+        await running
+    assert r.experience.results
+    assert asked < 3  # it does not ask again and again
+
+
+@pytest.mark.parametrize("by", ["a ring", "another version", "the sweep"])
+async def test_a_replica_waits_at_a_live_bell_until_asking_again_may_help(
+    rig: Callable[..., Any],
+    ticket: Callable[..., Ticket],
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
+) -> None:
+    monkeypatch.setattr("treadle_rollout.replica.SWEEP_S", 0.3 if by == "the sweep" else 60.0)
+    bell = MemoryDoorbell(run_id="run", hears=[Topic.TICKETS])
+    async with rig([ticket()], bell=bell, ledger=ClosedExperience) as r:
+        if by == "another version":
+            installed = []
+            await run_beside_a_closed_ledger(
+                r, lambda: installed.append(asyncio.ensure_future(r.engine.install(2)))
+            )
+        else:
+            ring = partial(bell.ring, Topic.TICKETS)
+            await run_beside_a_closed_ledger(r, ring if by == "a ring" else lambda: None)

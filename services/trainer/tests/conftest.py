@@ -180,6 +180,11 @@ class Table:
         others = (torch.from_numpy(a) for a in (microbatch.targets, microbatch.temperatures))
         return token_logprobs(torch.nn.functional.embedding(before, self.table), *others)
 
+    def add_up_gradient(self, ranks):
+        grad = torch.zeros_like(self.table) if self.table.grad is None else self.table.grad
+        ranks.add_up(grad)
+        self.table.grad = grad
+
     def clip_gradient(self, max_norm):
         return float(torch.nn.utils.clip_grad_norm_([self.table], max_norm))
 

@@ -5,11 +5,13 @@ import sys
 import pytest
 import yaml
 
+from treadle_core.errors import InvalidFieldError
 from treadle_runtime.config import load
 from treadle_trainer.config import TrainerConfig
 from treadle_trainer.core.advantages.grpo import Grpo
 from treadle_trainer.core.losses.ppo_clip import PpoClip
 from treadle_trainer.core.schedule import Schedule
+from treadle_trainer.launch import Place, place_of
 from treadle_trainer.main import recipe_of
 
 RECIPE = {
@@ -51,6 +53,9 @@ def test_the_recipe_of_the_demo_builds(tmp_path):
         pytest.param("publish_every=0", "publish_every", id="never-published"),
         pytest.param("no_progress_s=0", "no_progress_s", id="an-alarm-always"),
         pytest.param("microbatch_tokens=0", "microbatch_tokens", id="no-tokens"),
+        pytest.param("ranks=0", "ranks", id="no-rank"),
+        pytest.param("rank_timeout_s=0", "rank_timeout_s", id="no-time"),
+        pytest.param("prefetch_bytes=-1", "prefetch_bytes", id="less-than-nothing"),
         pytest.param("optimizer.betas=[1.0, 0.9]", "optimizer.betas", id="betas"),
     ],
 )
@@ -69,3 +74,21 @@ def test_the_configuration_imports_nothing_heavy():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert json.loads(answer.stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "ranks", "place"),
+    [
+        pytest.param({}, 1, Place(0, 1, told=False), id="alone"),
+        pytest.param({}, 4, Place(0, 4, told=False), id="by-the-recipe"),
+        pytest.param({"RANK": "1", "WORLD_SIZE": "2"}, 1, Place(1, 2, told=True), id="by-torchrun"),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "2"}, 2, Place(0, 2, told=True), id="by-both"),
+    ],
+)
+def test_a_process_knows_its_place_among_the_ranks(told, ranks, place):
+    assert place_of(told, ranks) == place
+
+
+def test_a_recipe_and_torchrun_that_disagree_on_the_ranks_are_refused():
+    with pytest.raises(InvalidFieldError, match="ranks: expected 4 as WORLD_SIZE, or 1, got 2"):
+        place_of({"RANK": "0", "WORLD_SIZE": "4"}, 2)

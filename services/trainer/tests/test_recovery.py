@@ -103,3 +103,30 @@ async def test_without_a_valid_checkpoint_nothing_is_acquired(make_run):
     with pytest.raises(NoValidCheckpointError, match=r"state\.json"):
         await run.trainer().run()
     assert run.experience.trainer_epoch == 1
+
+
+async def test_a_restored_trainer_claims_no_step_that_its_checkpoint_covers(make_run):
+    run = make_run(4)
+    claims = []
+
+    class Noting:
+        def __init__(self, port):
+            self._port = port
+
+        def __getattr__(self, name):
+            if name == "claim":
+                return self._claim
+            return getattr(self._port, name)
+
+        async def _claim(self, *, step, **rest):
+            claims.append(step)
+            if step == 4 and claims.count(4) == 1:
+                raise Killed
+            return await self._port.claim(step=step, **rest)
+
+    with pytest.raises(Killed):
+        await run.trainer(lambda port: Noting(port) if port is run.experience else port).run()
+    covered, before = run.experience.lineage[-1].step, len(claims)
+    await run.finish(run.trainer(lambda p: Noting(p) if p is run.experience else p))
+    assert covered == 2
+    assert claims[before:] == [3, 4, 5]

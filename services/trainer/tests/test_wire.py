@@ -16,6 +16,7 @@ from treadle_core.episodes import Termination
 from treadle_core.errors import InvalidFieldError
 from treadle_core.faults import Fault, FaultReason
 from treadle_payloads.store import PayloadReference
+from treadle_runtime.doorbells.poll import PollDoorbell
 from treadle_runtime.errors import RemoteError
 from treadle_runtime.testing import running
 from treadle_trainer import wire
@@ -160,7 +161,7 @@ async def test_the_ledger_is_asked_with_run_and_epoch():
         CommitCheckpoint=experience_pb.CommitCheckpointResponse(retained=[as_sent]),
     )
     async with server as channel:
-        client = ExperienceClient(channel, "run")
+        client = ExperienceClient(channel, "run", PollDoorbell(run_id="run"))
         run = await client.get_run(after=3, wait_s=1.5)
         acquired = await client.acquire(holder="me", checkpoint_digest="")
         claim = await client.claim(trainer_epoch=2, step=5, wait_s=20)
@@ -225,6 +226,22 @@ async def test_an_error_of_a_peer_keeps_its_reason():
     server, _ = experience(ClaimStep=FencedError("fenced by epoch 3", value=3))
     async with server as channel:
         with pytest.raises(RemoteError) as raised:
-            await ExperienceClient(channel, "run").claim(trainer_epoch=2, step=1, wait_s=0)
+            await ExperienceClient(channel, "run", PollDoorbell(run_id="run")).claim(
+                trainer_epoch=2, step=1, wait_s=0
+            )
     assert raised.value.reason == TRAINER_FENCED
     assert raised.value.value == "3"
+
+
+async def test_steps_to_come_are_told_without_what_the_ledger_holds():
+    held = claimed(episode_id="held")
+    held.result.payload.inline = b""
+    task = experience_pb.ClaimedTask(task_id="t", episodes=[claimed(), held])
+    steps = [experience_pb.PreviewedStep(step=3, tasks=[task], ready=True)]
+    server, requests = experience(PreviewSteps=experience_pb.PreviewStepsResponse(steps=steps))
+    async with server as channel:
+        client = ExperienceClient(channel, "run", PollDoorbell(run_id="run"))
+        (coming,) = await client.preview(max_steps=2)
+    assert (requests[0].run_id, requests[0].max_steps) == ("run", 2)
+    assert coming.ready
+    assert [each.inline for each in coming.claim.episodes] == [None, b""]

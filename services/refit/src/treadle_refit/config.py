@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from treadle_runtime.config import ServiceConfig
+from treadle_runtime.config import Addresses, ServiceConfig
 from treadle_runtime.plugins import PluginConfig, of_group
 
 TransportConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.weight_transports"))]
@@ -14,7 +14,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class RefitConfig(ServiceConfig):
     """The section `refit` of a recipe, where the service listens, and its peer."""
 
-    experience_address: str
+    experience_address: Addresses
     """Address of the experience service."""
     verify_timeout_s: Seconds = 20.0
     """After so long a version is committed without the engines that have not verified it."""

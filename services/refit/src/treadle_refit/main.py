@@ -7,8 +7,9 @@ from treadle_refit.adapters.experience import ExperienceLedger
 from treadle_refit.config import RefitConfig
 from treadle_refit.reconciler import Limits, Reconciler
 from treadle_refit.servicer import SERVICE_NAME, RefitServicer
-from treadle_runtime import config, server
+from treadle_runtime import config, doorbell, server
 from treadle_runtime.channel import connect
+from treadle_runtime.doorbell import Topic
 from treadle_runtime.plugins import build
 from treadle_runtime.tracker import of_service
 
@@ -20,7 +21,10 @@ async def main(settings: RefitConfig) -> None:
         send_timeout_s=settings.send_timeout_s,
         dead_after_s=settings.dead_after_s,
     )
-    async with connect(settings.experience_address) as channel:
+    async with (
+        connect(settings.experience_address) as channel,
+        doorbell.of_run(settings.run) as bell,
+    ):
         reconciler = Reconciler(
             settings.run.id,
             limits,
@@ -30,11 +34,13 @@ async def main(settings: RefitConfig) -> None:
             ),
             tracker=of_service(settings.run, "refit"),
             clock=time.monotonic,
+            on_news=partial(bell.ring, Topic.VERSIONS),
         )
         await server.serve(
             server.Service(
                 name="refit",
                 listen=settings.listen,
+                insecure_dev=settings.run.insecure_dev,
                 register=RefitServicer(settings.run.id, reconciler).register,
                 proto_services=(SERVICE_NAME,),
                 background=(reconciler.watch,),

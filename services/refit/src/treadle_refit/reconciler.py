@@ -62,14 +62,16 @@ class Reconciler:
         transport: WeightTransport,
         tracker: Tracker,
         clock: Callable[[], float],
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clock` counts seconds and never goes back."""
+        """`clock` counts seconds and never goes back; `on_news`: orders may change."""
         self._run_id = run_id
         self._limits = limits
         self._ledger = ledger
         self._transport = transport
         self._tracker = tracker
         self._clock = clock
+        self._on_news = on_news
         self._fleet = Fleet(limits.dead_after_s)
         self._known: Versions | None = None
         self._publishing = asyncio.Lock()
@@ -353,6 +355,7 @@ class Reconciler:
     def _ring(self) -> None:
         self._bell.set()
         self._bell = asyncio.Event()
+        self._on_news()
 
     async def _news(self, *moments: float | None) -> None:
         """Waits for the bell, at most until the first of the moments.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from treadle_core.episodes import FailureClass, Segment, Termination
 from treadle_core.errors import Kind, TreadleError
 from treadle_core.tickets import Sampling, Ticket
 from treadle_payloads.codec import encode_payload
-from treadle_payloads.store import PayloadStore
+from treadle_payloads.store import INLINE_LIMIT, PayloadStore
 from treadle_rollout.core.results import Verdict, result_of, verdict
 from treadle_rollout.ports import (
     Agents,
@@ -49,6 +49,8 @@ class AttemptSettings:
     """Reward of an episode that the policy failed; None: it is a failed attempt like others."""
     delivery_s: float = 300.0
     """Seconds for which a report is repeated while the ledger does not take it."""
+    inline_bytes: int = INLINE_LIMIT
+    """Payloads of up to so many bytes are reported with their result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +153,22 @@ class AttemptRunner:
         traceparent: str,
     ) -> str:
         data = encode_payload(segments)
-        result = result_of(segments, outcome, data=data, traceparent=traceparent)
+        result = result_of(
+            segments,
+            outcome,
+            data=data,
+            traceparent=traceparent,
+            inline_bytes=self.settings.inline_bytes,
+        )
 
         async def complete() -> None:
             failpoint("rollout.complete.before_payload")
+            report = result
             if result.inline is None:
-                await asyncio.to_thread(self.payloads.put, data)
+                put = partial(self.payloads.put, data, holder=attempt.episode_id)
+                report = replace(result, payload=await asyncio.to_thread(put))
             failpoint("rollout.complete.before_report")
-            await self.experience.complete(attempt, result)
+            await self.experience.complete(attempt, report)
             failpoint("rollout.complete.after_report")
 
         refused = await self._deliver(complete)

@@ -5,15 +5,15 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from treadle_core.episodes import MAX_REWARD
-from treadle_runtime.config import ServiceConfig
+from treadle_runtime.config import Addresses, ServiceConfig
 from treadle_runtime.plugins import PluginConfig, of_group
 
 
 class RolloutConfig(ServiceConfig):
     """One engine, the agents that use it, and its peers."""
 
-    experience_address: str
-    """Address of the experience service."""
+    experience_address: Addresses
+    """Address of the experience service, or those of all processes that may serve it."""
     refit_address: str
     """Address of the refit service."""
     engine: Annotated[PluginConfig, AfterValidator(of_group("treadle.engines"))]

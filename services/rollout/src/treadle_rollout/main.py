@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treadle.rollout.v1.rollout_service_pb2_grpc import add_RolloutServiceServicer_to_server
 from treadle_core.errors import InvalidFieldError
-from treadle_payloads.files import FileStore
+from treadle_payloads.stores import open_store
 from treadle_rollout.adapters.grpc_experience import GrpcExperience
 from treadle_rollout.adapters.grpc_refit import GrpcRefit
 from treadle_rollout.adapters.worker_pool import WorkerPool
@@ -23,8 +23,9 @@ from treadle_rollout.replica import Replica, ReplicaSettings
 from treadle_rollout.servicer import RolloutServicer
 from treadle_rollout.transcripts import Transcripts
 from treadle_rollout.worker import words_of
-from treadle_runtime import config, plugins, server
+from treadle_runtime import config, doorbell, plugins, server
 from treadle_runtime.channel import connect
+from treadle_runtime.doorbell import Doorbell, Topic
 from treadle_runtime.tracker import Tracker, of_service
 from treadle_weights.transport import WeightTransport
 
@@ -40,14 +41,19 @@ async def main(cfg: RolloutConfig) -> None:
         "treadle.engines", cfg.engine, model=cfg.run.model, slots=cfg.slots, seed=cfg.run.seed
     )
     try:
-        async with connect(cfg.experience_address) as ledger, connect(cfg.refit_address) as fleet:
+        async with (
+            connect(cfg.experience_address) as ledger,
+            connect(cfg.refit_address) as fleet,
+            doorbell.of_run(cfg.run, hears=[Topic.TICKETS, Topic.VERSIONS]) as bell,
+        ):
             await _serve(
                 cfg,
                 replica_id,
                 engine,
                 pool,
                 GrpcExperience(ledger, cfg.run.id, replica_id),
-                GrpcRefit(fleet, cfg.run.id, replica_id),
+                GrpcRefit(fleet, cfg.run.id, replica_id, bell),
+                bell,
             )
     finally:
         await engine.close()
@@ -80,18 +86,19 @@ async def _serve(
     pool: WorkerPool,
     experience: GrpcExperience,
     refit: GrpcRefit,
+    bell: Doorbell,
 ) -> None:
     state = ReplicaState(cfg.slots, started_at=time.monotonic())
     leaving, done = asyncio.Event(), asyncio.Event()
     tracker = of_service(cfg.run, "rollout")
     transcripts = Transcripts(words_of(str(_tokenizer(cfg))).decode, tracker)
-    replica = _replica(cfg, engine, pool, experience, state, transcripts)
+    replica = _replica(cfg, engine, pool, experience, bell, state, transcripts)
     receiver = _transport(cfg).receiver()
     fleet = Fleet(engine, refit, receiver, leaving=leaving, done=done, tracker=tracker)
 
     async def work() -> None:
         async with asyncio.TaskGroup() as group:
-            row = partial(_row, state, engine, pool)
+            row = partial(_row, state, engine, pool, bell)
             beside = [group.create_task(pool.run()), group.create_task(_report(tracker, row))]
             await replica.run()
             done.set()
@@ -107,6 +114,7 @@ async def _serve(
         server.Service(
             name="rollout",
             listen=cfg.listen,
+            insecure_dev=cfg.run.insecure_dev,
             register=partial(add_RolloutServiceServicer_to_server, servicer),
             proto_services=("treadle.rollout.v1.RolloutService",),
             background=(work, fleet.run),
@@ -129,6 +137,7 @@ def _replica(
     engine: Engine,
     pool: WorkerPool,
     experience: GrpcExperience,
+    bell: Doorbell,
     state: ReplicaState,
     transcripts: Transcripts,
 ) -> Replica:
@@ -136,11 +145,13 @@ def _replica(
         state.sampled_tokens += tokens
 
     runner = AttemptRunner(
-        AttemptSettings(cfg.run.id, cfg.max_turns, cfg.failure_reward),
+        AttemptSettings(
+            cfg.run.id, cfg.max_turns, cfg.failure_reward, inline_bytes=cfg.run.inline_bytes
+        ),
         experience,
         engine,
         pool,
-        FileStore(cfg.run.dir / "payloads"),
+        open_store(cfg.run),
         on_tokens=count,
         on_completed=transcripts.note,
         on_failed=transcripts.note_failure,
@@ -148,6 +159,7 @@ def _replica(
     return Replica(
         ReplicaSettings(cfg.slots, grace_s=cfg.grace_s),
         experience=experience,
+        bell=bell,
         engine=engine,
         agents=pool,
         runner=runner,
@@ -155,8 +167,8 @@ def _replica(
     )
 
 
-def _row(state: ReplicaState, engine: Engine, pool: WorkerPool) -> dict[str, float]:
-    row = state.row(engine.served_version, time.monotonic())
+def _row(state: ReplicaState, engine: Engine, pool: WorkerPool, bell: Doorbell) -> dict[str, float]:
+    row = state.row(engine.served_version, time.monotonic()) | bell.row()
     return row | {"worker_restarts": pool.restarts, "non_finite": engine.non_finite}
 
 

@@ -12,6 +12,7 @@ from treadle_rollout.attempts import AttemptRunner
 from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.core.results import Verdict, verdict
 from treadle_rollout.ports import Agents, Attempt, Engine, Experience, Lease
+from treadle_runtime.doorbell import SWEEP_S, Doorbell, Topic
 from treadle_runtime.failpoints import failpoint
 
 log = logging.getLogger(__name__)
@@ -44,14 +45,16 @@ class Replica:
         settings: ReplicaSettings,
         *,
         experience: Experience,
+        bell: Doorbell,
         engine: Engine,
         agents: Agents,
         runner: AttemptRunner,
         state: ReplicaState,
     ) -> None:
-        """`state` is read by others, and written here and by the runner's `on_tokens`."""
+        """`bell` hears of tickets; `state` is read by others, and written by the runner too."""
         self._settings = settings
         self._experience = experience
+        self._bell = bell
         self._engine = engine
         self._agents = agents
         self._runner = runner
@@ -95,7 +98,7 @@ class Replica:
 
     async def _lease_until_done(self, group: asyncio.TaskGroup) -> None:
         while not self._state.draining:
-            room = min(self._state.free, self._agents.free)
+            room = self._room
             if not room:
                 await self._wait_for_change()
                 continue
@@ -117,14 +120,17 @@ class Replica:
     async def _lease(self, room: int) -> Lease | None:
         """None when the ledger gave no answer that helps now."""
         clock = asyncio.get_running_loop().time
+        version, live = self._engine.served_version, self._bell.is_live
         self._state.begin_wait(clock())
         try:
             lease = await self._experience.lease(
-                served_version=self._engine.served_version,
+                served_version=version,
                 max_tickets=room,
                 slots=self._settings.slots,
-                wait_s=self._settings.wait_s,
+                wait_s=0.0 if live else self._settings.wait_s,
             )
+            if live and not (lease.tickets or lease.complete):
+                await self._until_rung(version, room)
         except TreadleError as error:
             if verdict(error) is Verdict.END or error.kind is Kind.INVALID:
                 raise
@@ -134,6 +140,21 @@ class Replica:
             self._state.end_wait(clock())
         self._refusal = ""
         return lease
+
+    async def _until_rung(self, version: int, room: int) -> None:
+        """Waits until asking again may help: a ring, the sweep, or a change of this replica."""
+        ring = asyncio.ensure_future(self._bell.wait(Topic.TICKETS, SWEEP_S))
+        try:
+            while not (ring.done() or self._state.draining):
+                if (self._engine.served_version, self._room) != (version, room):
+                    return
+                await asyncio.wait({ring}, timeout=_POLL_S)
+        finally:
+            ring.cancel()
+
+    @property
+    def _room(self) -> int:
+        return min(self._state.free, self._agents.free)
 
     def _start(self, group: asyncio.TaskGroup, ticket: Ticket) -> None:
         attempt = Attempt(ticket.episode_id, ticket.attempt)

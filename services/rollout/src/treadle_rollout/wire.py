@@ -86,6 +86,8 @@ def result_to_wire(result: Result) -> episode_pb2.EpisodeResult:
             sha256=result.payload.sha256,
             size=result.payload.size,
             inline=result.inline,
+            node=result.payload.node,
+            epoch=result.payload.epoch,
         ),
     )
     if result.reward is not None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from treadle_runtime.config import Config, ServiceConfig
+from treadle_runtime.config import Addresses, Config, ServiceConfig
 from treadle_runtime.plugins import PluginConfig, of_group
 
 AdvantageConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.advantages"))]
@@ -40,8 +40,8 @@ class OptimizerConfig(Config):
 class TrainerConfig(ServiceConfig):
     """The trainer: its peers, its plugins, and how often it saves."""
 
-    experience_address: str
-    """Address of the experience service."""
+    experience_address: Addresses
+    """Address of the experience service, or those of all processes that may serve it."""
     refit_address: str
     """Address of the refit service."""
     optimizer: OptimizerConfig
@@ -55,6 +55,12 @@ class TrainerConfig(ServiceConfig):
     """Plugin of `treadle.weight_transports`; the same as refit's and rollout's."""
     microbatch_tokens: int = Field(default=4096, gt=0)
     """Most tokens of one forward and backward pass, and so of one segment."""
+    ranks: int = Field(default=1, gt=0)
+    """Data-parallel ranks, each with the whole model; under torchrun its number of processes."""
+    rank_timeout_s: Finite = Field(default=60.0, ge=1)
+    """Silence of a rank after which the others end, so that all are started again."""
+    prefetch_bytes: int = Field(default=256 * 2**20, ge=0)
+    """Most bytes of payloads of coming steps that a rank reads ahead; 0: none."""
     checkpoint_every: int = Field(default=10, gt=0)
     """Steps between checkpoints; the start and the last step always get one."""
     publish_every: int = Field(default=1, gt=0)

@@ -13,8 +13,9 @@ from treadle_trainer import checkpoints, training
 from treadle_trainer.core.claims import Claim
 from treadle_trainer.core.metrics import step_metrics
 from treadle_trainer.core.status import Phase, TrainerStatus
+from treadle_trainer.core.step import StepResult
 from treadle_trainer.ports import Backend, Checkpoint, CheckpointStoreFullError
-from treadle_trainer.publisher import Published, Publisher
+from treadle_trainer.publisher import Published, Publisher, parameters_digest
 from treadle_trainer.recipe import Recipe, Surroundings
 from treadle_trainer.tracing import step_trace
 from treadle_trainer.training import BatchFaultyError, StepFailedError
@@ -70,6 +71,7 @@ class Trainer:
             await self._start()
             await self._train()
             await self._stand_by()
+            await self._compute(self._with.followers.end)
         finally:
             self._finished.set()
             # In the worker, after what it may still do for a publication that was given up.
@@ -100,6 +102,7 @@ class Trainer:
             await self._restore(run.checkpoints)
         else:
             self._backend = await self._compute(self._recipe.build_backend, self._recipe.start)
+            await self._lead(self._recipe.start, optimizer=False)
         digest = self._head.digest if self._head else ""
         failpoint("trainer.start.before_acquire")
         self._epoch = await self._with.experience.acquire(
@@ -118,17 +121,28 @@ class Trainer:
     async def _restore(self, found: tuple[Checkpoint, ...]) -> None:
         recipe = self._recipe
 
-        def load(checkpoint: Checkpoint, folder: Path) -> tuple[Checkpoint, Backend]:
+        def load(checkpoint: Checkpoint, folder: Path) -> tuple[Checkpoint, Path, Backend]:
             backend = recipe.build_backend(folder)
             checkpoints.restore(
                 checkpoint, folder, backend, run_id=recipe.run_id, schedule=recipe.schedule
             )
-            return checkpoint, backend
+            return checkpoint, folder, backend
 
-        self._head, self._backend = await self._compute(
+        self._head, folder, self._backend = await self._compute(
             checkpoints.newest_valid, self._with.store, found, load
         )
         self._step = self._head.step
+        await self._lead(folder, optimizer=True)
+
+    async def _lead(self, folder: Path, *, optimizer: bool) -> None:
+        """Has the followers hold what this rank has loaded."""
+        backend = self._loaded
+        await self._compute(
+            self._with.followers.load,
+            folder,
+            optimizer=optimizer,
+            digest=lambda: parameters_digest(backend.parameters()),
+        )
 
     async def _train(self) -> None:
         """Takes steps until there are no more, and leaves none outside a checkpoint."""
@@ -174,17 +188,11 @@ class Trainer:
             began = clock()
             self._phase = Phase.TRAINING
             failpoint("trainer.step.after_claim")
-            result = await self._compute(
-                training.train,
-                claim,
-                step=step,
-                recipe=self._recipe,
-                backend=self._loaded,
-                payloads=self._with.payloads,
-            )
+            result, fetch_s = await self._compute(self._train_together, claim, step)
             self._unchanged = self._unchanged and not result.num_trained
             metrics = step_metrics(claim, result, step=step) | {
                 "wait_s": wait_s,
+                "fetch_s": fetch_s,
                 "train_s": clock() - began,
             }
             failpoint("trainer.step.before_report")
@@ -205,6 +213,20 @@ class Trainer:
         if published is not None:
             digests["weights_digest"] = published.weights_digest
         self._with.tracker.log("step", {"step": step, **metrics, **digests})
+
+    def _train_together(self, claim: Claim, step: int) -> tuple[StepResult, float]:
+        """Trains with the followers; returns what came of it, and seconds that reading took."""
+        recipe, backend, followers = self._recipe, self._loaded, self._with.followers
+        followers.train(step, claim)
+        began, ranks = self._with.clock(), followers.ranks
+        groups = training.read_groups(
+            claim, recipe=recipe, backend=backend, payloads=self._with.payloads, ranks=ranks
+        )
+        fetch_s = self._with.clock() - began
+        result = training.train_groups(
+            claim, groups, step=step, recipe=recipe, backend=backend, ranks=ranks
+        )
+        return result, fetch_s
 
     async def _hand_back(self, error: BatchFaultyError) -> None:
         """Gives the batch of the next step back, for what is wrong with it."""

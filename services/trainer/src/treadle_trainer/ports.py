@@ -7,15 +7,22 @@ TreadleError with the reason that the contract gives, PEER_AWAY included.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
 from treadle_core.episodes import Segment
-from treadle_core.errors import Kind, TreadleError
+from treadle_core.errors import (
+    InvalidFieldError,
+    Kind,
+    PayloadCorruptError,
+    PayloadMissingError,
+    TreadleError,
+)
 from treadle_core.faults import Fault
-from treadle_trainer.core.claims import Claim, ClaimedEpisode
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, ComingStep
 from treadle_trainer.core.packing import MicroBatch
+from treadle_trainer.core.ranks import Ranks
 from treadle_weights.layouts import Layout
 from treadle_weights.transport import Arena
 
@@ -44,6 +51,10 @@ class Backend(Protocol):
         Under softmax(logits / temperature), in float32 or wider. A segment's do not depend on what
         it is packed with.
         """
+        ...
+
+    def add_up_gradient(self, ranks: Ranks) -> None:
+        """Makes the gathered gradient its sum over all ranks; only called where there are more."""
         ...
 
     def clip_gradient(self, max_norm: float) -> float:
@@ -81,13 +92,93 @@ class Backend(Protocol):
         ...
 
 
+class RanksLostError(TreadleError):
+    """Another rank is gone, or was silent for too long; this one cannot go on."""
+
+    kind = Kind.BROKEN
+    reason = "RANKS_LOST"
+
+
+class Followers(Protocol):
+    """The ranks that follow this one: they load what it loads and take its steps with it.
+
+    Methods block, and raise RanksLostError.
+    """
+
+    @property
+    def ranks(self) -> Ranks:
+        """All of them and this one; there once they have loaded."""
+        ...
+
+    def load(self, folder: Path, *, optimizer: bool, digest: Callable[[], str]) -> None:
+        """Has them build their backends from a folder; returns once they hold the same parameters.
+
+        `optimizer`: and restore its optimiser. `digest` says what parameters this rank holds.
+        """
+        ...
+
+    def train(self, step: int, claim: Claim) -> None:
+        """Has them compute a step; this rank does the same, at once."""
+        ...
+
+    def end(self) -> None:
+        """Has them end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Build the backend from a folder."""
+
+    number: int
+    """Names the order in the answer to it."""
+    folder: Path
+    optimizer: bool
+    """And restore the optimiser from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """Compute a step."""
+
+    step: int
+    claim: Claim
+    """The inline payloads of other ranks' episodes are left out."""
+
+
+class Orders(Protocol):
+    """What rank 0 has its followers do, as one of them is told. Methods block."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks; there once something was to be loaded."""
+        ...
+
+    def next(self) -> LoadOrder | StepOrder | None:
+        """Waits for the next order, however long rank 0 has none; None is the end.
+
+        Raises RanksLostError where rank 0 is gone or silent.
+        """
+        ...
+
+    def loaded(self, load: LoadOrder, digest: str) -> None:
+        """Says what parameters this rank holds, now that it has loaded them."""
+        ...
+
+
+Read: TypeAlias = (
+    tuple[Segment, ...] | PayloadMissingError | PayloadCorruptError | InvalidFieldError
+)
+"""The segments of an episode, at least one; or why they cannot be had, or are unfit."""
+
+
 class PayloadReader(Protocol):
     """Where the heavy part of episodes comes from."""
 
-    def read(self, episode: ClaimedEpisode) -> tuple[Segment, ...]:
-        """The segments, at least one, checked against the payload's sha256.
+    def read(self, episodes: Sequence[ClaimedEpisode]) -> list[Read]:
+        """What each of them has, in their order, checked against its payload's sha256.
 
-        Raises PayloadMissingError, PayloadCorruptError or InvalidFieldError.
+        Raises TreadleError where the store cannot be asked now.
         """
         ...
 
@@ -187,6 +278,13 @@ class Experience(Protocol):
 
     async def claim(self, *, trainer_epoch: int, step: int, wait_s: float) -> Claim:
         """Waits up to `wait_s` for the batch of a step."""
+        ...
+
+    async def preview(self, *, max_steps: int) -> Sequence[ComingStep]:
+        """What the next claims will probably hold; claims nothing.
+
+        What is claimed and not trained, then up to `max_steps` that are not claimed.
+        """
         ...
 
     async def hand_back(self, *, trainer_epoch: int, step: int, faults: Sequence[Fault]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from treadle_core.errors import TreadleError
 from treadle_runtime.failpoints import failpoint
 from treadle_trainer.ports import VERSION_ENDED, NewVersion, Refit
-from treadle_weights.digests import weights_digest
+from treadle_weights.digests import tensor_digest, weights_digest
 from treadle_weights.layouts import Layout, whole
 from treadle_weights.transport import Arena, ArenaFullError, WeightSender
 
@@ -137,6 +137,14 @@ def layout_of(parameters: Mapping[str, Tensor]) -> Layout:
             for name, tensor in parameters.items()
         }
     )
+
+
+def parameters_digest(parameters: Mapping[str, Tensor]) -> str:
+    """As the `weights_digest` of a version that holds them."""
+    layout = layout_of(parameters)
+    places = {place.tensor: place for place in layout.rectangles}
+    arrays = _arrays(parameters)
+    return weights_digest({name: tensor_digest(array, places[name]) for name, array in arrays})
 
 
 def _arrays(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -2,15 +2,23 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from treadle_runtime.tracker import Tracker
 from treadle_trainer.core.advantages import Advantage
 from treadle_trainer.core.losses import Loss
+from treadle_trainer.core.ranks import NoFollowers
 from treadle_trainer.core.schedule import Schedule
 from treadle_trainer.core.step import StepSettings
-from treadle_trainer.ports import Backend, CheckpointStore, Experience, PayloadReader, Refit
+from treadle_trainer.ports import (
+    Backend,
+    CheckpointStore,
+    Experience,
+    Followers,
+    PayloadReader,
+    Refit,
+)
 from treadle_weights.transport import WeightSender
 
 
@@ -47,5 +55,6 @@ class Surroundings:
     payloads: PayloadReader
     store: CheckpointStore
     tracker: Tracker
+    followers: Followers = field(default_factory=NoFollowers)
     clock: Callable[[], float] = time.monotonic
     """Seconds."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from treadle.episode.v1 import episode_pb2 as episode_pb
 from treadle.experience.v1 import experience_service_pb2 as experience_pb
 from treadle.trainer.v1 import trainer_service_pb2 as pb
 from treadle_core.errors import InvalidFieldError
@@ -9,7 +10,7 @@ from treadle_core.faults import Fault, FaultReason
 from treadle_payloads.outcomes import TERMINATIONS
 from treadle_payloads.store import PayloadReference
 from treadle_runtime.fields import known
-from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask, ComingStep
 from treadle_trainer.core.status import Phase, TrainerStatus
 from treadle_trainer.ports import Checkpoint, RunView
 
@@ -56,10 +57,55 @@ def _episode_from_wire(message: experience_pb.ClaimedEpisode) -> ClaimedEpisode:
         num_trained=result.num_trained,
         versions=tuple(result.versions),
         oldest_step=message.oldest_step,
-        payload=PayloadReference(payload.sha256, payload.size),
+        payload=PayloadReference(payload.sha256, payload.size, payload.node, payload.epoch),
         inline=payload.inline if payload.HasField("inline") else None,
         metrics=dict(result.metrics),
         traceparent=result.traceparent,
+    )
+
+
+def coming_from_wire(message: experience_pb.PreviewedStep) -> ComingStep:
+    """Raises InvalidFieldError as `claim_from_wire`."""
+    claim = experience_pb.ClaimStepResponse(tasks=message.tasks)
+    return ComingStep(claim_from_wire(claim), message.ready)
+
+
+def claim_to_wire(claim: Claim) -> experience_pb.ClaimStepResponse:
+    """As `claim_from_wire` reads it."""
+    return experience_pb.ClaimStepResponse(
+        tasks=[
+            experience_pb.ClaimedTask(
+                task_id=task.task_id, episodes=map(_episode_to_wire, task.episodes)
+            )
+            for task in claim.tasks
+        ],
+        complete=claim.complete,
+        last=claim.last,
+    )
+
+
+def _episode_to_wire(episode: ClaimedEpisode) -> experience_pb.ClaimedEpisode:
+    payload = episode.payload
+    return experience_pb.ClaimedEpisode(
+        episode_id=episode.episode_id,
+        attempt=episode.attempt,
+        oldest_step=episode.oldest_step,
+        result=episode_pb.EpisodeResult(
+            reward=episode.reward,
+            termination=TERMINATIONS[episode.termination],
+            metrics=episode.metrics,
+            num_tokens=episode.num_tokens,
+            num_trained=episode.num_trained,
+            versions=episode.versions,
+            traceparent=episode.traceparent,
+            payload=episode_pb.Payload(
+                sha256=payload.sha256,
+                size=payload.size,
+                inline=episode.inline,
+                node=payload.node,
+                epoch=payload.epoch,
+            ),
+        ),
     )
 
 

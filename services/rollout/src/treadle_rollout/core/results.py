@@ -26,16 +26,18 @@ class Verdict(StrEnum):
 
 
 _DROPPED = {"STALE_ATTEMPT", "UNKNOWN_EPISODE", "RESULT_CONFLICT"}
+_AGAIN = {"WRITER_FENCED", "PAYLOAD_KEEPER_FENCED", "PAYLOAD_MISSING"}
+"""A fenced writer has a successor; a report puts a payload that is missing again."""
 _LATER = {Kind.UNAVAILABLE, Kind.EXHAUSTED, Kind.CORRUPT, Kind.BROKEN}
 
 
 def verdict(error: TreadleError) -> Verdict:
-    """Reads a refusal. Corrupt bytes are sent again, and a fenced writer has a successor."""
+    """Reads a refusal. Corrupt bytes are sent again."""
     if error.reason == "WRONG_RUN":
         return Verdict.END
     if error.reason in _DROPPED:
         return Verdict.DROP
-    if error.kind in _LATER or error.reason == "WRITER_FENCED":
+    if error.kind in _LATER or error.reason in _AGAIN:
         return Verdict.RETRY
     return Verdict.REFUSED
 
@@ -46,10 +48,11 @@ def result_of(
     *,
     data: bytes,
     traceparent: str,
+    inline_bytes: int = INLINE_LIMIT,
 ) -> Result:
     """The report of an episode whose segments are serialised as `data`.
 
-    The bytes travel inside it when they are at most INLINE_LIMIT.
+    The bytes travel inside it when they are at most `inline_bytes`.
     """
     return Result(
         reward=outcome.reward,
@@ -61,7 +64,7 @@ def result_of(
         versions=versions_of(segments),
         traceparent=traceparent,
         payload=PayloadReference.of(data),
-        inline=data if len(data) <= INLINE_LIMIT else None,
+        inline=data if len(data) <= inline_bytes else None,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from treadle_core.errors import Kind, TreadleError
 from treadle_core.faults import Fault, FaultReason
-from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask
+from treadle_trainer.core.claims import Claim, ClaimedEpisode, ClaimedTask, ComingStep
 from treadle_trainer.ports import (
     TRAINER_FENCED,
     VERSION_ENDED,
@@ -90,6 +90,10 @@ class MemoryExperience:
         if not self.batches[step - 1]:
             await asyncio.sleep(wait_s)
         return Claim(self.batches[step - 1], last=step == len(self.batches))
+
+    async def preview(self, *, max_steps: int) -> Sequence[ComingStep]:
+        coming = self.batches[self.trained_step :][: 1 + max_steps]
+        return [ComingStep(Claim(batch), ready=bool(batch)) for batch in coming]
 
     async def hand_back(self, *, trainer_epoch: int, step: int, faults: Sequence[Fault]) -> None:
         self._check_next(trainer_epoch, step)

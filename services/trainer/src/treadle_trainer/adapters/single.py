@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from treadle_trainer.adapters import packed_attention
 from treadle_trainer.adapters.packed_attention import SegmentRows, UnsupportedModelError
 from treadle_trainer.core.logprobs import token_logprobs
 from treadle_trainer.core.packing import MicroBatch
+from treadle_trainer.core.ranks import Ranks
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 TOKENIZER_FILES = (
@@ -35,6 +36,9 @@ _STATE = ("exp_avg", "exp_avg_sq", "step")
 _EXACT = ("torch.float32", "F32")
 """What a checkpoint's tensors are, in the words of torch and of safetensors."""
 transformers_logging.disable_progress_bar()
+
+BUCKET_BYTES = 32 << 20
+"""Gradient that ranks add up at once."""
 
 _TOLERANCE = 1e-4
 """Largest difference that packing may make to a log-probability in float32, in nats."""
@@ -107,6 +111,21 @@ class SingleBackend:
             self._tensor(microbatch.targets),
             self._tensor(microbatch.temperatures),
         )
+
+    def add_up_gradient(self, ranks: Ranks) -> None:
+        parameters = list(self._parameters.values())
+        # Which have one may depend on the segments; what no rank has a gradient for keeps none.
+        have = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+        ranks.add_up(have)
+        summed = [p for p, count in zip(parameters, have, strict=True) if count]
+        for bucket in _buckets(summed, BUCKET_BYTES):
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([grad.flatten() for grad in grads])
+            ranks.add_up(flat)
+            end = 0
+            for parameter in bucket:
+                start, end = end, end + parameter.numel()
+                parameter.grad = flat[start:end].view_as(parameter)
 
     def clip_gradient(self, max_norm: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), max_norm))
@@ -253,6 +272,20 @@ def _decayed(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str
         {"params": matrices, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
+
+
+def _buckets(parameters: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Neighbours together, up to `size` bytes, or one that is larger."""
+    bucket: list[Tensor] = []
+    room = size
+    for parameter in parameters:
+        if bucket and parameter.nbytes > room:
+            yield bucket
+            bucket, room = [], size
+        bucket.append(parameter)
+        room -= parameter.nbytes
+    if bucket:
+        yield bucket
 
 
 def _load_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:

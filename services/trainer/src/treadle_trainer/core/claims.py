@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+import numpy as np
+
 from treadle_core.episodes import NO_VERSION, Episode, Segment, Termination
 from treadle_core.errors import InvalidFieldError
 from treadle_payloads.store import PayloadReference
@@ -64,6 +66,16 @@ class Claim:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class ComingStep:
+    """What a claim will probably hold."""
+
+    claim: Claim
+    """Of an inline payload the bytes are left out."""
+    ready: bool
+    """Every member is there."""
+
+
 def checked_episode(
     claimed: ClaimedEpisode, segments: tuple[Segment, ...], *, vocab_size: int, max_tokens: int
 ) -> Episode:
@@ -94,7 +106,8 @@ def checked_episode(
 def _versions(segments: tuple[Segment, ...]) -> set[int]:
     found: set[int] = set()
     for segment in segments:
-        found.update(segment.policy_version.tolist(), segment.context_version.tolist())
+        for versions in (segment.policy_version, segment.context_version):
+            found.update(versions[np.diff(versions, prepend=NO_VERSION) != 0].tolist())
     return found - {NO_VERSION}
 
 

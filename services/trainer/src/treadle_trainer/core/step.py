@@ -1,5 +1,6 @@
 """One optimiser step, from groups of episodes to new parameters. The heart of the trainer."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from treadle_core.errors import Kind, TreadleError
 from treadle_trainer.core.advantages import Advantage
 from treadle_trainer.core.losses import Loss
 from treadle_trainer.core.packing import Example, MicroBatch, pack
+from treadle_trainer.core.ranks import ALONE, Ranks
 from treadle_trainer.ports import Backend
 
 
@@ -57,24 +59,26 @@ def train_step(
     loss: Loss,
     settings: StepSettings,
     learning_rate: float,
+    ranks: Ranks = ALONE,
 ) -> StepResult:
     """Updates the backend's parameters once, on all groups together.
 
-    Where no token enters the loss nothing is updated.
+    Where no token enters the loss nothing is updated. Each of several ranks is given all groups,
+    and the segments of the episodes that it computes; the update is that of one rank with all.
 
     Raises:
         NonFiniteStepError: before any parameter was changed; the gradient is forgotten.
         InvalidFieldError: a segment cannot be trained.
     """
-    weighed = [weigh(group, advantage) for group in groups]
     result = update(
         backend,
-        [example for examples in weighed for example in examples],
+        [example for group in groups for example in weigh(group, advantage)],
         loss=loss,
         settings=settings,
         learning_rate=learning_rate,
+        ranks=ranks,
     )
-    return replace(result, num_silent=sum(not examples for examples in weighed))
+    return replace(result, num_silent=sum(is_silent(group, advantage) for group in groups))
 
 
 def is_finite(
@@ -84,11 +88,12 @@ def is_finite(
     advantage: Advantage,
     loss: Loss,
     settings: StepSettings,
+    ranks: Ranks = ALONE,
 ) -> bool:
     """Whether loss and gradient of these groups alone are numbers. Changes no parameter."""
     examples = [example for group in groups for example in weigh(group, advantage)]
     try:
-        _gather(backend, examples, loss=loss, settings=settings)
+        _gather(backend, examples, loss=loss, settings=settings, ranks=ranks)
     except NonFiniteStepError:
         return False
     backend.discard_gradient()
@@ -108,6 +113,11 @@ def weigh(group: Group, advantage: Advantage) -> list[Example]:
     ]
 
 
+def is_silent(group: Group, advantage: Advantage) -> bool:
+    """Whether no episode of the group enters the loss."""
+    return not advantage(rewards_of(group)).enters.any()
+
+
 def rewards_of(group: Group) -> NDArray[np.float64]:
     """Rewards of the members, NaN where there is none, [n]."""
     return np.array([math.nan if e.reward is None else e.reward for e in group.episodes])
@@ -120,23 +130,30 @@ def update(
     loss: Loss,
     settings: StepSettings,
     learning_rate: float,
+    ranks: Ranks = ALONE,
 ) -> StepResult:
     """One optimiser update on examples; their loss is a mean over all tokens of the step.
 
-    The denominator is counted before the first forward pass, so that the gradient does not depend
-    on how the examples fall into micro-batches.
+    The denominator is counted over all ranks before the first forward pass, so that the gradient
+    does not depend on how the examples fall into ranks and micro-batches.
     """
-    result = _gather(backend, examples, loss=loss, settings=settings)
+    result = _gather(backend, examples, loss=loss, settings=settings, ranks=ranks)
     if result.num_trained:
         backend.update(learning_rate)
     return result
 
 
 def _gather(
-    backend: Backend, examples: Sequence[Example], *, loss: Loss, settings: StepSettings
+    backend: Backend,
+    examples: Sequence[Example],
+    *,
+    loss: Loss,
+    settings: StepSettings,
+    ranks: Ranks,
 ) -> StepResult:
     """Gathers and clips the gradient of the examples' loss; raises NonFiniteStepError."""
-    num_tokens = sum(example.num_trained for example in examples)
+    mine = sum(example.num_trained for example in examples)
+    num_tokens = sum(map(int, ranks.gather(str(mine).encode())))
     if not num_tokens:
         return StepResult()
     microbatches = pack(examples, max_tokens=settings.microbatch_tokens)
@@ -147,20 +164,30 @@ def _gather(
         total += term
         for name, value in part.items():
             sums[name] = sums.get(name, 0) + value.double().cpu()
-    grad_norm = backend.clip_gradient(settings.max_grad_norm)
-    for name, value in (("loss", float(total)), ("grad_norm", grad_norm)):
+    numbers = {name: float(value) for name, value in sums.items()}
+    found = _summed(StepResult(float(total), 0.0, num_tokens, len(microbatches), 0, numbers), ranks)
+    if ranks.size > 1:
+        backend.add_up_gradient(ranks)
+    found = replace(found, grad_norm=backend.clip_gradient(settings.max_grad_norm))
+    for name, value in (("loss", found.loss), ("grad_norm", found.grad_norm)):
         if not math.isfinite(value):
             backend.discard_gradient()
             raise NonFiniteStepError(
                 f"{name} is {value}", field=name, limit="a finite number", value=value
             )
-    return StepResult(
-        loss=float(total),
-        grad_norm=grad_norm,
-        num_trained=num_tokens,
-        num_microbatches=len(microbatches),
-        sums={name: float(value) for name, value in sums.items()},
-    )
+    return found
+
+
+def _summed(mine: StepResult, ranks: Ranks) -> StepResult:
+    """The results of all ranks together, in what each adds to them."""
+    said = json.dumps([mine.loss, mine.num_microbatches, dict(mine.sums)]).encode()
+    loss, microbatches, sums = 0.0, 0, dict[str, float]()
+    for part, count, numbers in map(json.loads, ranks.gather(said)):
+        loss += part
+        microbatches += count
+        for name, value in numbers.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return replace(mine, loss=loss, num_microbatches=microbatches, sums=sums)
 
 
 def _accumulate(
