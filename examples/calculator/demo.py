@@ -1,6 +1,7 @@
 """`make demo`: trains the calculator policy on the four services, and says what came of it.
 
 FROM_SCRATCH=1 makes the warm start anew first; RESUME=1 goes on with a run that was interrupted.
+OVERLAY=redis-nats-ray lays recipes/overlays/redis-nats-ray.yaml over the recipe.
 Prints one JSON object a measure, and exits with 1 where one does not hold.
 """
 
@@ -50,7 +51,9 @@ def main() -> int:
             return 1
         if from_scratch and (status := treadle("sft", SFT_RECIPE, f"output={policy}")):
             return status
-    if status := treadle("train", RL_RECIPE, f"run.dir={RUN}", f"run.model={policy}"):
+    overlay = os.environ.get("OVERLAY")
+    words = ["--overlay", f"recipes/overlays/{overlay}.yaml"] if overlay else []
+    if status := treadle("train", RL_RECIPE, f"run.dir={RUN}", f"run.model={policy}", *words):
         return status
     show()
     return report(measure(began))

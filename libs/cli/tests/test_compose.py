@@ -7,6 +7,8 @@ import yaml
 
 from treadle_cli import compose
 from treadle_cli.compose import RecipeError
+from treadle_payloads.sidecar import SidecarConfig
+from treadle_runtime import sockets
 from treadle_runtime.config import parse_overrides, read_yaml
 
 SOURCE = "class Tasks:\n    def __init__(self, split: str) -> None: ...\n"
@@ -67,6 +69,49 @@ def test_each_service_gets_its_part_the_run_and_its_peers(recipe: dict[str, Any]
     assert trainer["refit_address"] == plan.services["refit"]["listen"]
     assert trainer["run"]["id"] == experience["run"]["id"] == plan.run_id
     assert "trainer_address" not in experience
+
+
+def test_a_run_has_a_sidecar_of_its_own_unless_it_names_one(recipe: dict[str, Any]) -> None:
+    assert compose.compose(recipe).sidecar is None
+    recipe["run"]["payloads"] = {"name": "sidecar", "budget_bytes": 10**12}
+
+    plan = compose.compose(recipe)
+    paths = compose.write(plan, recipe)
+
+    told = SidecarConfig.model_validate(read_yaml(paths[compose.SIDECAR]))
+    assert (told.run.id, told.budget_bytes) == (plan.run_id, 10**12)
+    assert told.experience_address == plan.services["experience"]["listen"]
+    for service in plan.services.values():
+        payloads = service["run"]["payloads"]
+        assert (payloads["upload"], payloads["node"]) == (str(told.upload), told.listen)
+
+    recipe["run"]["dir"] += "-elsewhere"
+    recipe["run"]["payloads"] |= {"upload": "/run/payloads.sock", "node": "host:5000"}
+    assert compose.compose(recipe).sidecar is None
+
+
+def test_what_is_wrong_with_a_sidecar_is_told_with_all_else(recipe: dict[str, Any]) -> None:
+    recipe["run"]["payloads"] = {"name": "sidecar", "budget_bytes": 0}
+    recipe["experience"]["steps"] = -1
+
+    told = problems(recipe)
+
+    assert "run.payloads.budget_bytes" in told
+    assert "experience.steps" in told
+
+
+def test_a_node_holds_what_the_ledger_lets_wait_for_a_checkpoint(recipe: dict[str, Any]) -> None:
+    recipe["run"]["payloads"] = {"name": "sidecar", "budget_bytes": 10**9}
+    assert "run.payloads.budget_bytes: expected at least experience" in problems(recipe)
+
+    recipe["experience"]["payload_budget_bytes"] = 10**9
+    assert compose.compose(recipe).sidecar
+
+
+def test_a_key_that_no_payload_store_has_is_told(recipe: dict[str, Any]) -> None:
+    recipe["run"]["payloads"] = {"name": "sidecar", "uplaod": "/run/payloads.sock"}
+
+    assert "did you mean upload" in problems(recipe)
 
 
 def test_a_run_directory_keeps_its_id(recipe: dict[str, Any]) -> None:
@@ -137,7 +182,7 @@ def test_a_deep_run_directory_gets_short_socket_paths_that_do_not_outlive_the_ru
     assert all(len(str(path)) < 108 - len(".lock") for path in paths)
     (folder,) = {path.parent for path in paths}
     folder.mkdir()
-    compose.remove_sockets(plan.directory)
+    sockets.remove(plan.directory)
     assert not folder.exists()
 
 
@@ -145,7 +190,7 @@ def test_a_folder_of_sockets_within_the_run_stays(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "sockets"
     folder.mkdir(parents=True)
 
-    compose.remove_sockets(tmp_path / "run")
+    sockets.remove(tmp_path / "run")
 
     assert folder.is_dir()
 
@@ -235,3 +280,52 @@ def test_every_service_has_the_trackers_of_the_run(recipe: dict[str, Any]) -> No
     assert all(
         part["run"]["trackers"] == [{"name": "tensorboard"}] for part in plan.services.values()
     )
+
+
+def test_overlays_are_laid_over_the_recipe_in_order_and_overrides_over_them(tmp_path: Path) -> None:
+    files = {
+        "recipe": {"experience": {"steps": 1, "ledger": {"name": "sqlite", "path": "x"}}},
+        "first": {"experience": {"steps": 2, "ledger": {"name": "redis"}}},
+        "second": {"experience": {"steps": 3, "ledger": {"durability": "process"}}},
+    }
+    for name, values in files.items():
+        (tmp_path / name).write_text(yaml.safe_dump(values))
+
+    read = compose.read_recipe(
+        tmp_path / "recipe",
+        overlays=[tmp_path / "first", tmp_path / "second"],
+        overrides=["experience.steps=4"],
+    )
+
+    ledger = {"name": "redis", "durability": "process"}
+    assert read == {"experience": {"steps": 4, "ledger": ledger}}
+
+
+def test_the_shipped_overlays_name_what_there_is(recipe: dict[str, Any], tmp_path: Path) -> None:
+    overlays = Path(__file__).parents[3] / "recipes" / "overlays"
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    expected = {
+        "embedded": [],
+        "redis": ["redis"],
+        "redis-nats-ray": ["ray", "nats", "redis"],
+    }
+
+    for name, started in expected.items():
+        overlaid = compose.read_recipe(
+            tmp_path / "recipe.yaml", overlays=[overlays / f"{name}.yaml"]
+        )
+        assert [server.name for server in compose.compose(overlaid).servers] == started
+
+
+def test_an_overlay_is_kept_with_the_run_and_another_is_another_run(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    overlaid = {**recipe, "run": {**recipe["run"], "doorbell": {"name": "nats"}}}
+    plan = compose.compose(overlaid)
+    compose.write(plan, overlaid)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    kept = read_yaml(plan.directory / compose.RECIPE)
+
+    assert compose.compose(kept).servers[0].address == plan.servers[0].address
+    assert "run.doorbell.name" in problems(recipe)
+    assert "nats" in read_yaml(plan.directory / "config" / "rollout.yaml")["run"]["doorbell"]["url"]

@@ -74,3 +74,15 @@ def test_requirements_are_compared_with_what_is_installed() -> None:
     assert lacking("pydantic>=2", "nothing-such; extra == 'more'") == []
     assert "is installed" in lacking("pydantic>=99")[0]
     assert "not installed" in lacking("treadle-nothing-such>=1")[0]
+
+
+def test_options_may_stand_between_a_recipe_and_its_overrides(tmp_path: Path, capsys) -> None:
+    recipe, overlay = tmp_path / "recipe.yaml", tmp_path / "overlay.yaml"
+    recipe.write_text("run: {dir: a}")
+    overlay.write_text("run: {id: '?'}")
+
+    doctor.main([str(recipe), "--overlay", str(overlay), "--json", "run.seed=x"])
+
+    said = capsys.readouterr().out
+    assert "run.id: " in said
+    assert "run.seed: " in said

@@ -7,13 +7,14 @@ import pytest
 
 from treadle_cli import failpoints
 
-SERVICES = Path(__file__).parents[3] / "services"
+ROOT = Path(__file__).parents[3]
+FILES = [*ROOT.glob("services/*/src/**/*.py"), *ROOT.glob("libs/payloads/src/**/*.py")]
 
 
 def test_the_list_is_every_call_in_the_code(capsys: pytest.CaptureFixture[str]) -> None:
     called = [
         name
-        for path in SERVICES.glob("*/src/**/*.py")
+        for path in FILES
         for name in re.findall(r'\bfailpoint\(\s*"([^"]+)"', path.read_text())
     ]
 
@@ -23,8 +24,8 @@ def test_the_list_is_every_call_in_the_code(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_name_belongs_to_its_service_and_to_one_place() -> None:
-    for path in SERVICES.glob("*/src/**/*.py"):
-        service = path.relative_to(SERVICES).parts[0]
+    for path in FILES:
+        service = path.relative_to(ROOT).parts[1]
         for name in re.findall(r'\bfailpoint\(\s*"([^"]+)"', path.read_text()):
             assert re.fullmatch(rf"{service}\.[a-z_]+\.[a-z_]+", name)
 
@@ -33,6 +34,7 @@ def test_a_name_belongs_to_its_service_and_to_one_place() -> None:
 
 
 def test_cores_and_ports_have_none() -> None:
-    pure = [*SERVICES.glob("*/src/*/core/**/*.py"), *SERVICES.glob("*/src/*/ports.py")]
+    services = ROOT / "services"
+    pure = [*services.glob("*/src/*/core/**/*.py"), *services.glob("*/src/*/ports.py")]
 
     assert failpoints.names_in(pure) == []

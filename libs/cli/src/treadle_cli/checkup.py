@@ -16,6 +16,8 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from packaging.requirements import Requirement
 
+from treadle_runtime.local_servers.known import KINDS
+
 _GIB = 2**30
 _SHARED = Path("/dev/shm")  # noqa: S108, where weights on their way lie
 
@@ -175,6 +177,17 @@ def written_at(directory: Path) -> float:
         file.write(b"\0")
         file.flush()
         return os.fstat(file.fileno()).st_mtime
+
+
+def local_servers() -> Finding:
+    """Which servers a run could start for itself: no recipe needs one unless it says so."""
+    there = {
+        name: kind(Path.cwd(), {"port": 0}).binary() is not None for name, kind in KINDS.items()
+    }
+    said = ", ".join(
+        f"{name}{'' if found else ' (not installed)'}" for name, found in there.items()
+    )
+    return Finding("servers", State.OK, f"that a run may start for itself: {said}")
 
 
 def gpu() -> Finding:

@@ -1,9 +1,10 @@
 """Turns one recipe into one configuration for each service, and finds every problem first."""
 
+import argparse
 import hashlib
 import json
-import shutil
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,22 +13,32 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from treadle_cli import record
+from treadle_cli import record, servers
 from treadle_cli.conflicts import conflicts
 from treadle_core.errors import InvalidFieldError
-from treadle_runtime.config import RunId, RunSettings, ServiceConfig, problems
+from treadle_runtime import sockets
+from treadle_runtime.config import (
+    RunId,
+    RunSettings,
+    ServiceConfig,
+    merge,
+    parse_overrides,
+    problems,
+    read_yaml,
+)
 from treadle_runtime.files import write_durably
+from treadle_runtime.local_servers.server import LocalServer
 from treadle_runtime.spelling import did_you_mean
 from treadle_runtime.supervisor import HUNG_S
 
 SERVICES = ("experience", "refit", "rollout", "trainer")
 """In the order in which they are started."""
 
+SIDECAR = "payloads"
+"""The payload sidecar, a process beside the services."""
+
 RECIPE = "recipe.yaml"
 """File of a run directory: the whole recipe, which `treadle train` goes on with."""
-
-_SOCKET_PATH_LIMIT = 90
-"""A unix socket's path may hold 107 bytes; the lock beside it needs a few more."""
 
 
 class RunSection(RunSettings):
@@ -62,11 +73,41 @@ class Plan:
     """sha256 of what makes two policies the same but for their parameters, by file."""
     hung_s: float
     """As the recipe's `run.hung_s`."""
+    sidecar: dict[str, Any] | None = None
+    """Configuration of the payload sidecar, where the run is to have one of its own."""
+    servers: tuple[LocalServer, ...] = ()
+    """Those that the run is to have of its own, in the order in which they end."""
 
     @property
     def steps(self) -> int:
         """How many the run takes, unless its tasks end before."""
         return self.services["experience"]["steps"]
+
+
+def add_overlay(parser: argparse.ArgumentParser) -> None:
+    """Gives a command that takes a recipe the option `--overlay`."""
+    parser.add_argument(
+        "--overlay",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a partial recipe, laid over the recipe; may be given again, the later one wins",
+    )
+
+
+def read_recipe(
+    path: Path, *, overlays: Sequence[Path] = (), overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A recipe with its overlays, then its `dotted.key=value` overrides, laid over it in order.
+
+    Raises OSError, and ValueError naming file and line for what is no recipe.
+    """
+    recipe = read_yaml(path)
+    for overlay in overlays:
+        merge(recipe, read_yaml(overlay))
+    merge(recipe, parse_overrides(overrides))
+    return recipe
 
 
 def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) -> Plan:
@@ -93,20 +134,24 @@ def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) ->
     recorded = _recorded(section.dir)
     run_id = recorded["id"] if recorded else section.id or f"run-{uuid.uuid4().hex[:12]}"
     run = section.model_dump(mode="json", exclude={"hung_s"}) | {"id": run_id}
+    own = servers.of_run(section.dir, run)
+    sidecar = _sidecar(run, section.dir)
     services: dict[str, dict[str, Any]] = {}
     models: dict[str, BaseModel] = {}
-    for name, schema in _schemas().items():
+    for name, schema in _schemas(*SERVICES).items():
         part: Any = recipe.get(name, {})
         if not isinstance(part, dict):
             found.append(f"{name}: expected a mapping, got {type(part).__name__}")
             continue
         services[name] = {"run": run, **_addresses(name, schema, section.dir)}
         services[name] |= cast("dict[str, Any]", part)
+        if name == "experience":
+            own += servers.of_ledger(section.dir, services[name])
         try:
             models[name] = schema.model_validate(services[name])
         except ValidationError as error:
             found += problems(error, schema, prefix=name)
-    found += conflicts(models)
+    found += conflicts(models) + _problems_of_sidecar(sidecar)
     if recorded and not found and _has_begun(section.dir):
         found += _other_keys(section.dir, recorded, recipe, allowed_changes)
         if "run.model" not in allowed_changes:
@@ -114,13 +159,15 @@ def compose(recipe: dict[str, Any], *, allowed_changes: tuple[str, ...] = ()) ->
     if found:
         raise RecipeError(found)
     model = _fingerprint(section.model)
-    return Plan(run_id, section.dir, section.model, services, model, section.hung_s)
+    return Plan(run_id, section.dir, section.model, services, model, section.hung_s, sidecar, own)
 
 
 def write(plan: Plan, recipe: dict[str, Any]) -> dict[str, Path]:
     """Lays out the run directory; returns the configuration file of each service."""
     for part in ("config", "logs", "metrics"):
         (plan.directory / part).mkdir(parents=True, exist_ok=True)
+    for server in plan.servers:
+        server.record()
     kept = {
         "id": plan.run_id,
         "recipe": recipe,
@@ -130,19 +177,52 @@ def write(plan: Plan, recipe: dict[str, Any]) -> dict[str, Path]:
     write_durably(plan.directory / record.FILE_NAME, json.dumps(kept, indent=2).encode())
     write_durably(plan.directory / RECIPE, yaml.safe_dump(recipe, sort_keys=False).encode())
     paths: dict[str, Path] = {}
-    for name, values in plan.services.items():
+    sidecar = {SIDECAR: plan.sidecar} if plan.sidecar else {}
+    for name, values in (plan.services | sidecar).items():
         Path(values["listen"].removeprefix("unix:")).parent.mkdir(parents=True, exist_ok=True)
         paths[name] = plan.directory / "config" / f"{name}.yaml"
         write_durably(paths[name], yaml.safe_dump(values, sort_keys=False).encode())
     return paths
 
 
-def _schemas() -> dict[str, type[ServiceConfig]]:
+def _sidecar(run: dict[str, Any], directory: Path) -> dict[str, Any] | None:
+    """What the run's own payload sidecar is told, where it is to have one.
+
+    All services are told where that one is.
+    """
+    payloads = run["payloads"]
+    if payloads["name"] != "sidecar" or payloads.get("upload"):
+        return None
+    listen = _address(directory, SIDECAR)
+    upload = str(sockets.path(directory, "upload"))
+    of_its_own = ("directory", "archive", "budget_bytes", "ray")
+    settings = {name: payloads[name] for name in of_its_own if name in payloads}
+    run["payloads"] = payloads | {"upload": upload, "node": listen}
+    return {
+        "run": run,
+        "listen": listen,
+        "upload": upload,
+        "experience_address": _address(directory, "experience"),
+        **settings,
+    }
+
+
+def _problems_of_sidecar(settings: dict[str, Any] | None) -> list[str]:
+    if settings is not None:
+        schema = _schemas(SIDECAR)[SIDECAR]
+        try:
+            schema.model_validate(settings)
+        except ValidationError as error:
+            return problems(error, schema, prefix="run.payloads")
+    return []
+
+
+def _schemas(*names: str) -> dict[str, type[ServiceConfig]]:
     points = {point.name: point for point in entry_points(group="treadle.services")}
-    missing = [name for name in SERVICES if name not in points]
+    missing = [name for name in names if name not in points]
     if missing:
         raise RecipeError([f"service {name} is not installed" for name in missing])
-    return {name: points[name].load() for name in SERVICES}
+    return {name: points[name].load() for name in names}
 
 
 def _unknown_sections(recipe: dict[str, Any]) -> list[str]:
@@ -163,24 +243,7 @@ def _addresses(service: str, schema: type[BaseModel], directory: Path) -> dict[s
 
 
 def _address(directory: Path, name: str) -> str:
-    return f"unix:{_sockets(directory) / f'{name}.sock'}"
-
-
-def remove_sockets(directory: Path) -> None:
-    """Removes a folder of sockets that lies elsewhere: nobody would find it with the run."""
-    folder = _sockets(directory)
-    if folder.parent != directory.resolve():
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sockets(directory: Path) -> Path:
-    """The folder of a run's sockets: its own, or where their paths would be too long another."""
-    directory = directory.resolve()
-    folder = directory / "sockets"
-    if len(str(folder / f"{max(SERVICES, key=len)}.sock")) > _SOCKET_PATH_LIMIT:
-        digest = hashlib.sha256(str(directory).encode()).hexdigest()[:12]
-        folder = Path("/tmp") / f"treadle-{digest}"  # noqa: S108, short on purpose
-    return folder
+    return f"unix:{sockets.path(directory, name)}"
 
 
 def _recorded(directory: Path) -> dict[str, Any] | None:

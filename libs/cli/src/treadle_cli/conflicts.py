@@ -84,6 +84,13 @@ def _payloads(models: Mapping[str, BaseModel]) -> Iterable[str]:
                 f"{key}: expected at least {needed} = {product} * {TOKEN_BYTES} bytes a token, "
                 f"since payloads are kept until a checkpoint covers them, got {budget}"
             )
+    spool = "run.payloads.budget_bytes"
+    for on_node, budget in _known(models, f"experience.{spool}", key):
+        if on_node < budget:
+            yield (
+                f"{spool}: expected at least {key} {budget}, near which a checkpoint is asked for "
+                f"so that payloads go, got {on_node}"
+            )
 
 
 def _known(models: Mapping[str, BaseModel], *keys: str) -> Iterable[tuple[int, ...]]:

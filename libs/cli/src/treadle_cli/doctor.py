@@ -6,14 +6,12 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from treadle_cli import checkup, compose, inputs, preflight
 from treadle_cli.checkup import Finding, State
-from treadle_runtime.config import merge, parse_overrides, read_yaml
 
 _RUN = 28
 """Bytes of memory a parameter, at least: values, gradients and two moments of the trainer, what
@@ -27,25 +25,30 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="treadle doctor", description=main.__doc__)
     parser.add_argument("recipe", type=Path, nargs="?")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    compose.add_overlay(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    args = parser.parse_args(argv)
-    findings, plan = recipe(args.recipe, args.overrides) if args.recipe else ([], None)
+    args = parser.parse_intermixed_args(argv)
+    findings, plan = (
+        recipe(args.recipe, args.overrides, args.overlay) if args.recipe else ([], None)
+    )
     findings = [*machine(plan), *findings]
     for finding in findings:
         print(json.dumps(asdict(finding)) if args.json else _line(finding), flush=True)
     return int(any(finding.state is State.PROBLEM for finding in findings))
 
 
-def recipe(path: Path, overrides: list[str]) -> tuple[list[Finding], compose.Plan | None]:
+def recipe(
+    path: Path, overrides: list[str], overlays: Sequence[Path] = ()
+) -> tuple[list[Finding], compose.Plan | None]:
     """All that `treadle train` would refuse, and what it would run unless the recipe is wrong."""
     plan: compose.Plan | None = None
     try:
-        values: dict[str, Any] = read_yaml(path)
-        merge(values, parse_overrides(overrides))
+        values = compose.read_recipe(path, overlays=overlays, overrides=overrides)
         plan = compose.compose(values)
         found = [
             *inputs.check(plan.start, plan.services),
             *preflight.room(checkup.existing(plan.directory), plan.start),
+            *preflight.surroundings(plan.services, plan.servers),
         ]
     except compose.RecipeError as error:
         found = error.found
@@ -71,6 +74,7 @@ def machine(plan: compose.Plan | None) -> list[Finding]:
         lambda: checkup.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         lambda: checkup.clock(time.time(), checkup.written_at(directory)),
         checkup.gpu,
+        checkup.local_servers,
     ]
     return [look() for look in looks]
 

@@ -26,9 +26,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="treadle eval", description=main.__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    args = parser.parse_args(argv)
+    compose.add_overlay(parser)
+    args = parser.parse_intermixed_args(argv)
     adapt = partial(score_only, overrides=args.overrides)
-    ready = train.prepared(args.recipe, args.overrides, adapt=adapt)
+    ready = train.prepared(args.recipe, args.overrides, overlays=args.overlay, adapt=adapt)
     if ready is None:
         return BAD_CONFIGURATION
     plan, recipe = ready

@@ -4,7 +4,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from treadle_cli.compose import SERVICES
+from treadle_cli.compose import SERVICES, SIDECAR
 from treadle_runtime.failpoints import names_in
 
 
@@ -17,9 +17,9 @@ def main(argv: list[str]) -> int:
 
 
 def _sources() -> list[Path]:
-    """Every file of the installed services."""
+    """Every file of the installed services, and of the sidecar."""
     files: list[Path] = []
-    for service in SERVICES:
+    for service in (*SERVICES, SIDECAR):
         spec = find_spec(f"treadle_{service}")
         for place in (spec.submodule_search_locations or []) if spec else []:
             files += sorted(Path(place).rglob("*.py"))

@@ -1,12 +1,22 @@
 """What a run needs of its host, looked at before any process is started."""
 
+import errno
 import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
+from urllib.parse import urlsplit
+
+from treadle_runtime.local_servers.server import LocalServer
 
 _CHECKPOINT = 3
 """Size of a checkpoint in sizes of its policy: the parameters and two moments of the optimiser."""
 _MB = 1e6
+_REACH_S = 2.0
+_PORTS = {"redis": 6379, "rediss": 6379, "nats": 4222, "tls": 4222}
+"""Of an address that names none, by its scheme."""
 
 
 def check(directory: Path, model: Path) -> list[str]:
@@ -32,3 +42,65 @@ def room(directory: Path, model: Path) -> list[str]:
         f"run.dir: {needed / _MB:.1f} MB are needed in {directory}, {count} x {_CHECKPOINT} x "
         f"{policy / _MB:.1f} MB of run.model for checkpoints; {free / _MB:.1f} MB are free"
     ]
+
+
+def surroundings(
+    services: Mapping[str, Mapping[str, Any]], own: Sequence[LocalServer]
+) -> list[str]:
+    """Says which ports are taken, and which servers are not there, a line each.
+
+    `own` are those that are started with the services.
+    """
+    started = {server.address for server in own}
+    found = [line for server in own for line in server.check()]
+    for key, url in _servers(services):
+        if url not in started and (why := _unreachable(url)):
+            found.append(f"{key}: nothing answers at {url}: {why}; start it, or leave the key out")
+    for name, told in services.items():
+        if why := _taken(told["listen"]):
+            found.append(f"{name}.listen: {told['listen']} cannot be listened on: {why}")
+    return found
+
+
+def _servers(services: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Keys and addresses of the servers that the services are told to use."""
+    experience = services["experience"]
+    chosen = {
+        "run.doorbell.url": experience["run"].get("doorbell"),
+        "experience.ledger.url": experience.get("ledger"),
+    }
+    for key, plugin in chosen.items():
+        if plugin and plugin.get("url"):
+            yield key, str(plugin["url"])
+
+
+def _unreachable(url: str) -> str:
+    """Why no connection can be made; empty where one can, or nobody here can tell."""
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(_REACH_S)
+                client.connect(parts.path)
+        elif parts.scheme in _PORTS:
+            where = (parts.hostname or "localhost", parts.port or _PORTS[parts.scheme])
+            socket.create_connection(where, timeout=_REACH_S).close()
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _taken(listen: str) -> str:
+    """Why a host's port cannot be listened on; who holds a unix socket is stood by for."""
+    host, _, port = listen.rpartition(":")
+    if listen.startswith("unix:") or not port.isdigit():
+        return ""
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return error.strerror or ""
+    return ""

@@ -177,10 +177,20 @@ class Standing:
             ("agents", self.engine.get("worker_restarts"), "agent workers restarted {} times"),
             ("payloads", counts.get("lost_payloads"), "{} payloads lost"),
             ("handed back", self._handed_back, "{} batches handed back by the trainer"),
+            (
+                "lossy",
+                counts.get("durability") in ("none", "process"),
+                "lossy: a crash of the ledger's host may lose what was acknowledged last",
+            ),
         ):
             if amount:
                 found[kind] = text.format(amount)
         return found
+
+    @property
+    def durability(self) -> str:
+        """What the ledger declares; empty while nothing is known."""
+        return str(self._counts.get("durability", ""))
 
     @property
     def _unrewarded(self) -> int:

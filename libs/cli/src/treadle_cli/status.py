@@ -122,6 +122,7 @@ def as_text(status: Status) -> screen.RenderableType:
     facts = {
         "model": status.record["recipe"]["run"]["model"],
         "checkpoint": str(status.checkpoint or "none"),
+        "durability": status.standing.durability or "not known yet",
         "disk": f"{total / _MB:.1f} MB ({parts}), {_free(status.directory) / _MB:.0f} MB free",
     }
     if status.alive:
@@ -159,6 +160,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "sampled_tokens_per_s": engine.get("tokens_per_s"),
         "trained_tokens_per_s": step.get("tokens_per_s"),
         "waits": standing.waits,
+        "durability": standing.durability or None,
         "services": {
             name: {
                 "pid": each.pid,

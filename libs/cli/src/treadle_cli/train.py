@@ -4,19 +4,22 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from treadle_cli import compose, inputs, preflight
+from treadle_cli import compose, inputs, preflight, servers
 from treadle_cli.live import Screen, can_draw
 from treadle_cli.progress import Progress
 from treadle_cli.report import command as report
 from treadle_cli.standing import HOPELESS
-from treadle_runtime.config import BAD_CONFIGURATION, merge, parse_overrides, read_yaml
+from treadle_runtime import sockets
+from treadle_runtime.config import BAD_CONFIGURATION
 from treadle_runtime.files import LockHeldError, hold_lock
+from treadle_runtime.local_servers.server import LocalServerError
 from treadle_runtime.supervisor import ChildFailedError, ChildSpec, Supervisor
 from treadle_runtime.tracker import JsonlTracker
 
@@ -34,6 +37,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="treadle train", description=main.__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    compose.add_overlay(parser)
     parser.add_argument(
         "--allow-change",
         action="append",
@@ -42,8 +46,13 @@ def main(argv: list[str]) -> int:
         help="go on although this key of the recipe differs from the run's",
     )
     parser.add_argument("--plain", action="store_true", help="plain lines, also on a terminal")
-    args = parser.parse_args(argv)
-    ready = prepared(args.recipe, args.overrides, allowed_changes=tuple(args.allow_change))
+    args = parser.parse_intermixed_args(argv)
+    ready = prepared(
+        args.recipe,
+        args.overrides,
+        overlays=args.overlay,
+        allowed_changes=tuple(args.allow_change),
+    )
     if ready is None:
         return BAD_CONFIGURATION
     plan, recipe = ready
@@ -65,21 +74,26 @@ def prepared(
     path: Path,
     overrides: list[str],
     *,
+    overlays: Sequence[Path] = (),
     adapt: Callable[[dict[str, Any]], None] = lambda _: None,
     allowed_changes: tuple[str, ...] = (),
+    elsewhere: bool = False,
 ) -> tuple[compose.Plan, dict[str, Any]] | None:
     """What to run, and its recipe, where all of it can be; else says on stderr all that is wrong.
 
-    `adapt` changes the recipe before it is judged.
+    `adapt` changes the recipe before it is judged. What is to run `elsewhere` needs nothing of this
+    host but what the recipe names.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="treadle: %(message)s")
     try:
-        recipe = read_yaml(path)
-        merge(recipe, parse_overrides(overrides))
+        recipe = compose.read_recipe(path, overlays=overlays, overrides=overrides)
         adapt(recipe)
         plan = compose.compose(recipe, allowed_changes=allowed_changes)
         lacking = inputs.check(plan.start, plan.services)
-        if lacking := lacking + preflight.check(plan.directory, plan.start):
+        lacking += preflight.check(plan.directory, plan.start)
+        if not elsewhere:
+            lacking += preflight.surroundings(plan.services, plan.servers)
+        if lacking:
             raise compose.RecipeError(lacking)  # noqa: TRY301, told like all that is wrong
     except compose.RecipeError as error:
         sys.stderr.write("".join(f"{path}: {problem}\n" for problem in error.found))
@@ -103,9 +117,13 @@ async def run(plan: compose.Plan, recipe: dict[str, Any], *, plain: bool) -> int
     configs = compose.write(plan, recipe)
     tracker = JsonlTracker(plan.directory / "metrics" / "supervisor.jsonl")
     children = [_child(plan, name, configs[name]) for name in DRAIN_ORDER]
+    if plan.sidecar:  # all others need it to the end
+        children.append(_sidecar(plan, configs[compose.SIDECAR]))
+    children += map(servers.child, plan.servers)
     supervisor = Supervisor(children, tracker, hung_s=plan.hung_s)
     with _display(plan, plain=plain) as display:
-        supervisor.start()
+        if not await _started(supervisor, plan):
+            return 1
         hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         following = asyncio.ensure_future(_follow(display, hopeless))
         try:
@@ -116,7 +134,25 @@ async def run(plan: compose.Plan, recipe: dict[str, Any], *, plain: bool) -> int
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             display.report()
-            compose.remove_sockets(plan.directory)
+            sockets.remove(plan.directory)
+            for server in plan.servers:
+                server.clean()
+
+
+async def _started(supervisor: Supervisor, plan: compose.Plan) -> bool:
+    """Starts everything, servers first; False, with all ended, where one does not answer."""
+    for server in plan.servers:
+        os.environ.update(server.for_clients())
+    names = [server.name for server in plan.servers]
+    supervisor.start(names)
+    try:
+        await servers.until_ready(plan.servers)
+    except LocalServerError as error:
+        log.error("%s", error)  # noqa: TRY400, it says enough
+        await supervisor.drain(grace_s=_DRAIN_S)
+        return False
+    supervisor.start()
+    return True
 
 
 def _display(
@@ -179,6 +215,15 @@ def _interruption(supervisor: Supervisor) -> "asyncio.Future[None]":
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, on_signal)
     return interrupted
+
+
+def _sidecar(plan: compose.Plan, config: Path) -> ChildSpec:
+    return ChildSpec(
+        name=compose.SIDECAR,
+        command=(sys.executable, "-m", "treadle_payloads.sidecar", "--config", str(config)),
+        log_path=plan.directory / "logs" / f"{compose.SIDECAR}.log",
+        address=plan.sidecar["listen"] if plan.sidecar else "",
+    )
 
 
 def _child(plan: compose.Plan, name: str, config: Path) -> ChildSpec:

@@ -59,8 +59,17 @@ def _head(record: dict[str, Any], rows: Rows) -> str:
     return (
         f"<header><h1>{escape(record['id'])}</h1>"
         f"<p>Treadle run in {escape(str(recipe['run']['dir']))}{began}. "
-        f"Policy: {escape(policy)}. {escape(_plan(recipe))}.</p></header>"
+        f"Policy: {escape(policy)}. {escape(_plan(recipe))}."
+        f"{escape(_durability(rows))}</p></header>"
     )
+
+
+def _durability(rows: Rows) -> str:
+    """What the ledger declared last."""
+    counts = [row for row in curves.of(rows, "experience", "counts") if "durability" in row]
+    said = counts[-1]["durability"] if counts else ""
+    lossy = " (lossy)" if said in ("none", "process") else ""
+    return f" Durability of the ledger: {said}{lossy}." if said else ""
 
 
 def _plan(recipe: dict[str, Any]) -> str:
