@@ -1,133 +1,143 @@
-"""`make chaos-smoke`: kills and stops every service during a short run, then reconciles it.
+"""`make chaos`: a seeded nemesis over the processes of a real short run, then a reconciliation.
 
-Which service is hurt how, in which order and at which step follows from the seed. Lines for people
-on stderr; on stdout one JSON object a measure. Exit status 1 where a goal does not hold.
+Kills, stops, cut and slow links and a full disk, one at a time and then in pairs, while the run
+goes on; then all is healed and the run ends well, or a fault is found. Which is done to whom, and
+when, follows from the seed. Lines for people on stderr; on stdout one JSON object a measure. Exit
+status 1 where a goal does not hold; the run and what was done are kept then.
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from small_run import SERVICES, RunFailedError, SmallRun, account
+from links import NAMES
+from nemesis import DEADLY, Scene, plan
+from scenes import Disk, Stage
+from small_run import RunFailedError, account, end_well_when_told
 
 from treadle_runtime.measures import Measure, report
 
-_STOPS_S = (3.1, 6.0)
-"""Shortest and longest stop: about the lease of an episode, and twice that."""
-_MOST_GAP = 3
-_PATIENCE_S = 60.0
+Planned = Callable[[list[str]], list[Scene]]
+"""The scenes for those whom a run has started."""
+
+_PRIVATE = "TREADLE_CHAOS_PRIVATE"
+"""Environment variable: this process has mounts of its own."""
+_ENDLESS = 100_000
+_LAST_STEPS = 8
+"""Steps after the last fault: more than the run has tasks open for."""
+_FIRST_S, _END_S = 120.0, 300.0
+_NO_FILES = shutil.ignore_patterns("links", "sockets", "balloon")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is done to whom, and how many steps after the one before; and how long."""
-
-    service: str
-    signum: signal.Signals
-    gap: int
-    stop_s: float
-
-
-def plan(seed: int, *, short: bool) -> list[Fault]:
-    """Every service is killed and stopped; in the short form, one of both each."""
-    chance = random.Random(seed)  # noqa: S311, a schedule, no secret
-    signums = (signal.SIGKILL, signal.SIGSTOP)
-    if short:
-        order = chance.sample(SERVICES, len(SERVICES))
-        pairs = [(name, signums[place % 2]) for place, name in enumerate(order)]
-    else:
-        pairs = [(name, signum) for name in SERVICES for signum in signums]
-        chance.shuffle(pairs)
+def torment(parent: Path, stage: Stage, planned: Planned, recovery_s: float) -> list[Measure]:
+    """Plays scenes, heals, and lets the run end. Raises RunFailedError where it does not."""
+    run, began = stage.run, time.monotonic()
+    run.start(f"experience.steps={_ENDLESS}")
+    if not run.wait_for("the first step", lambda: run.step() >= 1, timeout_s=_FIRST_S):
+        raise RunFailedError(f"it ended before the first step\n{run.logs()}")
+    scenes = planned(run.victims())
+    with (parent / "scenes.jsonl").open("a", encoding="utf-8") as record:
+        start = time.monotonic()
+        for scene in scenes:
+            time.sleep(max(0.0, start + scene.at_s - time.monotonic()))  # the schedule
+            row = stage.play(scene)
+            record.write(json.dumps(row) + "\n")
+            record.flush()
+            sys.stderr.write(f"{time.monotonic() - start:6.1f} s  step {run.step():>4}  {row}\n")
+    tormented_s = time.monotonic() - start
+    run.interrupt(timeout_s=_END_S)
+    steps = run.step() + _LAST_STEPS
+    run.start(f"experience.steps={steps}", "--allow-change", "experience.steps")
+    run.finish(timeout_s=_END_S)
     return [
-        Fault(name, signum, chance.randint(1, _MOST_GAP), chance.uniform(*_STOPS_S))
-        for name, signum in pairs
-    ]
-
-
-def hurt(run: SmallRun, fault: Fault, at_step: int) -> bool:
-    """Does it to the process that serves when the run has come to the step.
-
-    Returns whether it was done; False when the run ended before.
-    """
-    there = run.wait_for(
-        f"{fault.service} at step {at_step}",
-        lambda: run.step() >= at_step and run.victim(fault.service) is not None,
-        timeout_s=_PATIENCE_S,
-    )
-    pid = run.victim(fault.service)
-    if not there or pid is None:
-        return False
-    sys.stderr.write(f"step {run.step():>3}: {fault.signum.name} to {fault.service}, {pid}\n")
-    os.kill(pid, fault.signum)
-    if fault.signum is signal.SIGSTOP:
-        run.wait_for("a stop", lambda: _state(pid) == "T", timeout_s=5)
-        time.sleep(fault.stop_s)  # the fault itself
-        os.kill(pid, signal.SIGCONT)
-        return True
-    return run.wait_for("a death", lambda: _was_killed(run, pid), timeout_s=10)
-
-
-def _state(pid: int) -> str:
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return stat.rpartition(")")[2].split()[0]
-
-
-def _was_killed(run: SmallRun, pid: int) -> bool:
-    deaths = run.rows("supervisor", "death")
-    return any(row["pid"] == pid and row["signal"] == "SIGKILL" for row in deaths)
-
-
-def torment(directory: Path, faults: list[Fault], steps: int) -> list[Measure]:
-    """Runs it to its end. Raises RunFailedError where it has none."""
-    began = time.monotonic()
-    run = SmallRun(directory, f"experience.steps={steps}")
-    run.start()
-    try:
-        done = [fault for fault in faults if hurt(run, fault, run.step() + fault.gap)]
-        run.finish(timeout_s=_PATIENCE_S + steps)
-    finally:
-        run.kill()
-    killed = {fault.service for fault in done if fault.signum is signal.SIGKILL}
-    stopped = {fault.service for fault in done if fault.signum is signal.SIGSTOP}
-    planned = sum(fault.signum is signal.SIGKILL for fault in faults)
-    return [
+        *_suffered(stage, scenes, recovery_s),
         Measure("steps", run.step(), "steps", f"== {steps}"),
-        Measure("kills", len(killed), "services", f">= {planned}"),
-        Measure("stops", len(stopped), "services", f">= {len(faults) - planned}"),
         *account(run),
+        Measure("tormented_s", round(tormented_s, 1), "s"),
         Measure("seconds", round(time.monotonic() - began, 1), "s"),
     ]
 
 
+def _suffered(stage: Stage, scenes: list[Scene], recovery_s: float) -> list[Measure]:
+    deadly = [fault.target for scene in scenes for fault in scene.faults if fault.kind in DEADLY]
+    kills = sum(stage.done[kind] for kind in DEADLY)
+    others = {kind: count for kind, count in stage.done.items() if kind not in DEADLY}
+    times = sorted(stage.recoveries) or [-1.0]
+    return [
+        Measure(
+            "kills", kills, "processes", f"== {len(deadly)}", {"lost_state": stage.done["lose"]}
+        ),
+        Measure("victims", len(stage.victims), "names", f"== {len(set(deadly))}", stage.victims),
+        Measure("other_faults", sum(others.values()), "faults", details=others),
+        Measure("unrecovered", kills - len(stage.recoveries), "kills", "== 0"),
+        Measure("recovery_p50_s", times[len(times) // 2], "s"),
+        Measure("recovery_p95_s", times[int(0.95 * len(times))], "s", f"<= {recovery_s:g}"),
+    ]
+
+
 def main() -> int:
-    """Prints the seed, the faults and the measures."""
+    """Prints the seed, the scenes and the measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="a random one when left out")
-    parser.add_argument("--short", action="store_true", help="one fault for each service")
-    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=5.0, help="over which the kills come")
+    parser.add_argument("--recovery-s", type=float, default=15.0, help="goal of its p95")
+    parser.add_argument("--overlay", action="append", default=[], help="of `treadle train`")
     args = parser.parse_args()
+    end_well_when_told()
     seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
-    faults = plan(seed, short=args.short)
-    sys.stderr.write(f"seed {seed}: {', '.join(f'{f.signum.name} {f.service}' for f in faults)}\n")
-    with tempfile.TemporaryDirectory(prefix="treadle-chaos-") as parent:
-        try:
-            measures = torment(Path(parent) / "run", faults, args.steps or 5 * len(faults))
-        except RunFailedError as error:
-            sys.stderr.write(f"seed {seed}: {error}\n")
-            measures = [Measure("ended", 0, "runs", "== 1")]
-        if not all(measure.holds for measure in measures):
-            kept = Path(tempfile.mkdtemp(prefix="treadle-chaos-kept-"))
-            shutil.copytree(Path(parent) / "run", kept, dirs_exist_ok=True)
-            sys.stderr.write(f"kept in {kept}\n")
+    has_disk = _PRIVATE in os.environ
+    planned = partial(
+        plan,
+        seed,
+        kills=args.kills,
+        seconds=60 * args.minutes,
+        links=list(NAMES),
+        disk=has_disk,
+    )
+    sys.stderr.write(f"seed {seed}: --seed {seed} plays it again\n")
+    with tempfile.TemporaryDirectory(prefix="treadle-chaos-") as folder:
+        parent = Path(folder)
+        with Stage.set_up(parent, args.overlay, Disk(parent / "run") if has_disk else None) as on:
+            measures = _judged(parent, on, planned, args.recovery_s)
     return report([Measure("seed", seed, "seed"), *measures])
 
 
+def _judged(parent: Path, stage: Stage, planned: Planned, recovery_s: float) -> list[Measure]:
+    try:
+        measures = torment(parent, stage, planned, recovery_s)
+    except RunFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        measures = [Measure("ended", 0, "runs", "== 1")]
+    if not all(measure.holds for measure in measures):
+        kept = Path(tempfile.mkdtemp(prefix="treadle-chaos-kept-"))
+        stage.run.kill()
+        shutil.copytree(parent, kept, dirs_exist_ok=True, ignore=_NO_FILES)
+        sys.stderr.write(f"kept in {kept}\n")
+    return measures
+
+
+def with_own_mounts() -> None:
+    """Goes on in a mount namespace of its own, for a disk that can be filled, where it may."""
+    may = ["unshare", "-m", "--propagation", "private"]
+    if _PRIVATE in os.environ:
+        return
+    if subprocess.run([*may, "true"], capture_output=True, check=False).returncode:  # noqa: S603
+        sys.stderr.write("SKIPPED: no disk is filled, mounting is not permitted here\n")
+        return
+    os.environ[_PRIVATE] = "1"
+    os.execvp(may[0], [*may, sys.executable, *sys.argv])  # noqa: S606
+
+
 if __name__ == "__main__":
+    with_own_mounts()
     sys.exit(main())

@@ -1,9 +1,10 @@
 """A small `treadle train` to be hurt, and what its ledger says after: for the proofs in `tools`.
 
-The ledger is read here with SQL and JSON alone, so that its account does not rest on the code that
-it judges.
+A ledger that is a file is read here with SQL and JSON alone, so that its account does not rest on
+the code that it judges.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -11,13 +12,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from treadle_cli.rows import written
+from treadle_experience.core.transitions import kind_of, to_body
+from treadle_experience.ledgers import read_ledger
 from treadle_runtime.measures import Measure
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +36,7 @@ SMALL = (
     f"experience.evaluation={HELD_OUT}",
     "experience.lease_s=3",
     "experience.retries=8",
+    "run.inline_bytes=640",
     "rollout.slots=16",
     "trainer.checkpoint_every=2",
 )
@@ -48,20 +51,27 @@ class SmallRun:
     """One run directory and the `treadle train` that works on it."""
 
     def __init__(
-        self, directory: Path, *overrides: str, env: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *overrides: str,
+        overlays: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> None:
+        """`overlays` are files, and `overrides` SECTION.KEY=VALUE, as the command takes them."""
         self.directory = directory
         self._overrides = overrides
+        self._overlays = [word for path in overlays for word in ("--overlay", path)]
         self._env = os.environ | (env or {})
         self._log = directory.parent / f"{directory.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Starts it, or goes on with it."""
-        words = ["train", "recipes/calculator.yaml", f"run.dir={self.directory}"]
+    def start(self, *more: str) -> None:
+        """Starts it, or goes on with it; `more` words are of this life only."""
+        words = ["train", *self._overlays, "recipes/calculator.yaml", f"run.dir={self.directory}"]
+        words += [*SMALL, *self._overrides, *more]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603, the command that is under test
-                [sys.executable, "-m", "treadle_cli.main", *words, *SMALL, *self._overrides],
+                [sys.executable, "-m", "treadle_cli.main", *words],
                 cwd=ROOT,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -84,6 +94,10 @@ class SmallRun:
             return None
         return int(starts[-1]["pid"])
 
+    def victims(self) -> list[str]:
+        """Everyone whom the supervisor has started: the services, and the run's own servers."""
+        return sorted({row["service"] for row in self.rows("supervisor", "start")})
+
     def wait_for(self, what: str, holds: Callable[[], bool], *, timeout_s: float) -> bool:
         """Whether it came to hold before the run's end. Raises RunFailedError when time is up."""
         give_up = time.monotonic() + timeout_s
@@ -97,22 +111,30 @@ class SmallRun:
 
     def finish(self, *, timeout_s: float) -> None:
         """Waits for the end. Raises RunFailedError unless it comes, with status 0."""
+        self._end(0, timeout_s)
+
+    def _end(self, expected: int, timeout_s: float) -> None:
         try:
             status = self._running.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise RunFailedError(f"no end within {timeout_s:.0f} s\n{self.logs()}") from error
-        if status != 0:
+        if status != expected:
             raise RunFailedError(f"ended with status {status}\n{self.logs()}")
+
+    def interrupt(self, *, timeout_s: float) -> None:
+        """Lets it drain, as Ctrl-C does. Raises RunFailedError unless it does, and says so."""
+        self._running.send_signal(signal.SIGINT)
+        self._end(130, timeout_s)
 
     def kill(self) -> None:
         """Ends what is left of it."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        for service in SERVICES:
+        for service in self.victims():
             pid = self.victim(service)
-            command = Path(f"/proc/{pid}/cmdline")
-            if pid and command.exists() and f"treadle_{service}" in command.read_text():
+            # Nobody else's, should the number have another process by now.
+            if pid and str(self.directory) in _of_process(pid, "cmdline", "environ", "cwd"):
                 os.kill(pid, signal.SIGKILL)
 
     @property
@@ -139,8 +161,36 @@ class SmallRun:
             text=True,
             check=False,
         )
+        if done.returncode:
+            sys.stderr.write(done.stdout + done.stderr)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         return done.returncode == 0, {row["measure"]: row["value"] for row in rows}
+
+
+def end_well_when_told() -> None:
+    """From here on SIGTERM ends this process as Ctrl-C does: what it started goes first."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _of_process(pid: int, *files: str) -> str:
+    """What the kernel says of a process; nothing when it is gone."""
+    found: list[str] = []
+    for name in files:
+        path = Path(f"/proc/{pid}/{name}")
+        with contextlib.suppress(OSError):
+            found.append(
+                str(path.readlink()) if path.is_symlink() else path.read_text(errors="replace")
+            )
+    return "\n".join(found)
+
+
+def state_of(pid: int) -> str | None:
+    """What a process does, as the kernel's letter: `R`, `S`, `T`, ...; None when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +211,7 @@ def inspect(directory: Path) -> Inspection:
     done: set[str] = set()
     unknown: dict[str, int] = {}
     claims: dict[int, list[str]] = {}
-    for kind, body in _journal(directory / "ledger.sqlite"):
+    for kind, body in _journal(directory):
         if kind == "task_opened":
             members[body["task_id"]] = body["episode_ids"]
         elif kind == "version_committed":
@@ -180,20 +230,29 @@ def inspect(directory: Path) -> Inspection:
     )
 
 
-def _journal(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+def _journal(directory: Path) -> list[tuple[str, dict[str, Any]]]:
+    path = directory / "ledger.sqlite"
+    if not path.exists():
+        journal = read_ledger(directory).journal
+        return [(kind_of(each), to_body(each)) for each in journal]
+    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
         rows = db.execute("SELECT kind, body FROM journal ORDER BY position").fetchall()
     return [(kind, json.loads(body)) for kind, body in rows]
 
 
-def account(run: SmallRun) -> list[Measure]:
-    """What every proof says of a run that has ended."""
+def account(run: SmallRun, *, walked: bool = True) -> list[Measure]:
+    """What every proof says of a run that has ended; `walked` needs its whole journal."""
     holds, values = run.fsck()
-    found = inspect(run.directory)
-    return [
+    measures = [
         Measure("fsck_holds", int(holds), "ledgers", "== 1"),
         Measure("lost", values.get("lost", -1), "episodes", "== 0"),
         Measure("trained_twice", values.get("trained_twice", -1), "episodes", "== 0"),
+    ]
+    if not walked:
+        return measures
+    found = inspect(run.directory)
+    return [
+        *measures,
         Measure("claimed_tasks", found.claimed_tasks, "tasks", ">= 1"),
         Measure("partial_groups", found.partial_groups, "groups", "== 0"),
         Measure("unknown_versions", found.unknown_versions, "versions", "== 0"),

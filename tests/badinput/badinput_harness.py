@@ -19,13 +19,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as experience_pb
+from treadle.payload.v1 import payload_service_pb2 as payload_pb
 from treadle.refit.v1 import refit_service_pb2 as refit_pb
 from treadle_core.episodes import Segment
 from treadle_experience import fsck
 from treadle_payloads.codec import encode_payload
 from treadle_runtime import errors
 
-CONTRACTS = {"experience": experience_pb, "refit": refit_pb}
+CONTRACTS = {"experience": experience_pb, "refit": refit_pb, "payload": payload_pb}
 ROOT = Path(__file__).parent.parent.parent
 RUN = "run"
 PATIENCE_S = 60.0
@@ -311,9 +312,10 @@ class Disk:
     def make_room(self) -> None:
         self.seen("balloon").unlink()
 
-    def fsck(self) -> dict[str, Any]:
+    def fsck(self, *parts: str) -> dict[str, Any]:
         """Measures of `treadle fsck` on the disk; fails where a goal does not hold."""
-        command = [*self.inside, sys.executable, "-m", "treadle_cli.main", "fsck", str(self.path)]
+        run = str(self.path.joinpath(*parts))
+        command = [*self.inside, sys.executable, "-m", "treadle_cli.main", "fsck", run]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )

@@ -109,6 +109,39 @@ def test_c10_a_directory_that_cannot_be_written_is_told(
     assert f"run.dir: nothing can be written in {tmp_path}/file/run: Not a directory" in told
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        pytest.param(
+            ["experience.ledger={name: redis, url: 'redis://127.0.0.1:1/0'}"],
+            "experience.ledger.url: nothing answers at redis://127.0.0.1:1/0: ",
+            id="C10-redis",
+        ),
+        pytest.param(
+            ["run.doorbell={name: nats, url: 'nats://127.0.0.1:1'}"],
+            "run.doorbell.url: nothing answers at nats://127.0.0.1:1: ",
+            id="C10-nats",
+        ),
+        pytest.param(
+            ["run.doorbell={name: nats, ulr: x}"],
+            "run.doorbell: unknown key ulr of plugin 'nats'; did you mean url",
+            id="C1-doorbell",
+        ),
+    ],
+)
+def test_c10_a_server_that_is_not_there_is_told(
+    tmp_path: Path, refused: Callable[..., str], overrides: list[str], says: str
+) -> None:
+    assert says in refused(f"run.dir={tmp_path}/run", *overrides)
+
+
+def test_c10_a_port_that_is_taken_is_told(
+    tmp_path: Path, refused: Callable[..., str], busy: str
+) -> None:
+    said = refused(f"run.dir={tmp_path}/run", f"refit.listen={busy}")
+    assert f"refit.listen: {busy} cannot be listened on: Address already in use" in said
+
+
 def test_c10_a_file_system_that_cannot_be_written_or_is_too_small_is_told(tmp_path: Path) -> None:
     def train_on(options: str) -> str:
         """What the real command says on a file system of its own."""

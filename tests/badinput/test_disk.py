@@ -123,7 +123,7 @@ def test_a_service_that_starts_on_a_full_disk_waits_for_room(
         experience.kill()
         process = experience.start()
         line = ""
-        while "waiting for room" not in line:
+        while "waiting: " not in line:
             line = process.stderr.readline()
             assert line, "it ended"
         assert experience.is_up

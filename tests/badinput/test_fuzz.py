@@ -63,6 +63,8 @@ VALID: dict[str, Callable[["World"], dict[str, Any]]] = {
     },
     "AbortVersion": lambda world: {"version": 2, "message": "gone"},
     "GetRun": lambda world: {},
+    "CheckPayloads": lambda world: {"sha256s": ["0" * 64]},
+    "PreviewSteps": lambda world: {"max_steps": 1},
     "OpenVersion": lambda world: {"trainer_epoch": 1, "request_id": "r", "layout": LAYOUT},
     "SendVersion": lambda world: {"trainer_epoch": 1, "version": 3, "digests": {"a": "0" * 16}},
     "AwaitDemand": lambda world: {"published_version": 1},

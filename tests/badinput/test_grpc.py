@@ -11,6 +11,7 @@ import grpc
 import pytest
 from badinput_harness import (
     LEASE,
+    PATIENCE_S,
     Service,
     World,
     attempt,
@@ -22,10 +23,12 @@ from badinput_harness import (
     result,
     serving,
     sums,
+    until,
 )
 
 from treadle_runtime.channel import MESSAGE_LIMIT
 from treadle_runtime.fields import duration
+from treadle_runtime.server import CALLS_AT_ONCE
 
 pytestmark = pytest.mark.processes
 
@@ -64,6 +67,8 @@ EVERY = {
     "CommitVersion": COMMIT,
     "AbortVersion": {"version": 1},
     "GetRun": {},
+    "PreviewSteps": {"max_steps": 1},
+    "CheckPayloads": {"sha256s": ["0" * 64]},
 }
 IDS = [
     ("LeaseTickets", "replica_id", "replica_id"),
@@ -134,6 +139,9 @@ ROWS = [
     ("G5-claim", "ClaimStep", CLAIM | {"step": 0}, "step"),
     ("G5-report", "ReportStep", REPORT | {"step": -1}, "step"),
     ("G5-after", "GetRun", {"after": -1}, "after"),
+    ("G4-payload", "CheckPayloads", {"sha256s": ["0" * 64, "../x"]}, "sha256s[1]"),
+    ("G5-payloads", "CheckPayloads", {"sha256s": ["0" * 64] * 65537}, "sha256s"),
+    ("G5-preview", "PreviewSteps", {"max_steps": -1}, "max_steps"),
     ("G5-version", "AbortVersion", {"version": 0}, "version"),
     ("G8-report", "ReportStep", REPORT | {"metrics": {"loss": math.nan}}, "metrics.loss"),
     ("G14-class", "FailEpisode", FAIL | {"failure_class": 0}, "failure_class"),
@@ -212,6 +220,7 @@ def test_a_message_beyond_the_limit_is_refused_whole(world: World, compression: 
         pytest.param(b"\x0a\x04\xed\xa0\x80x", id="G29-surrogate"),
         pytest.param(b"\x0a\x02\xff\xfe", id="G29-utf8"),
         pytest.param(b"\x80\x04\x95pickle", id="G13-no-message"),
+        pytest.param(b"\x0b" * 200 + b"\x0c" * 200, id="G27-depth"),
         pytest.param(b"\x0a\x7f", id="cut-short"),
     ],
 )
@@ -230,6 +239,43 @@ def test_g28_fields_of_a_newer_contract_are_ignored(world: World) -> None:
     request = world.peer.request("GetRun").SerializeToString() + b"\xc2\x3e\x03new"
 
     assert world.peer.send("GetRun", request) == world.peer("GetRun")
+
+
+def test_g30_more_calls_at_once_than_are_served_are_refused(world: World) -> None:
+    ticket = world.ticket()
+    before = world.ledger()
+    request = world.peer.request("GetRun", after=before[0].position, wait=duration(60))
+    path = "/treadle.experience.v1.ExperienceService/GetRun"
+    call, data = world.peer._channel.unary_unary(path), request.SerializeToString()
+
+    calls, beyond = [], None
+    while beyond is None and len(calls) < 2 * CALLS_AT_ONCE:
+        calls += [call.future(data, timeout=PATIENCE_S) for _ in range(256)]
+        beyond = world.peer.tried("GetRun", world.peer.request("GetRun"))
+    for each in calls:
+        each.cancel()
+
+    assert beyond is not None
+    assert beyond.code == "RESOURCE_EXHAUSTED"
+    assert len(calls) >= CALLS_AT_ONCE
+    until(lambda: world.peer.tried("GetRun", world.peer.request("GetRun")) is None)
+    world.holds_after(before, ticket)
+
+
+def test_g28_another_contract_is_refused_with_both_versions(world: World) -> None:
+    ticket = world.ticket()
+    before = world.ledger()
+    call = world.peer._channel.unary_unary("/treadle.experience.v2.ExperienceService/GetRun")
+
+    with pytest.raises(grpc.RpcError) as raised:
+        call(b"", timeout=PATIENCE_S)
+
+    found = refusal(raised.value)
+    assert (found.code, found.reason) == ("FAILED_PRECONDITION", "OTHER_CONTRACT")
+    assert found.field == "contract"
+    assert "v2" in found.message
+    assert "v1" in found.message
+    world.holds_after(before, ticket)
 
 
 def test_a_method_that_does_not_exist_is_unimplemented(world: World) -> None:

@@ -106,7 +106,7 @@ class Run:
                 words = (entry / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            match = re.search(r"treadle_(\w+)\.main\0--config\0([^\0]+)", words)
+            match = re.search(r"treadle_(\w+)\.(?:main|sidecar)\0--config\0([^\0]+)", words)
             if match and Path(match[2]).resolve().is_relative_to(self.directory.resolve()):
                 found[match[1]] = int(entry.name)
         return found

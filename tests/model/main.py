@@ -16,13 +16,13 @@ import hunt
 from ledger_model import checkpoints, mutants
 from ledger_model.seeds import Tally, play
 
-from treadle_experience.core.transitions import KINDS
+from treadle_experience.core.transitions import CONDENSED, KINDS
 from treadle_runtime.measures import Measure, report
 
 SEEDS = 200
 ACTIONS = 2000
-SQLITE_SEEDS = 40
-SQLITE_ACTIONS = 500
+SEEDS_ON_DISK = 40
+ACTIONS_ON_DISK = 500
 TRACE = 60
 """Last lines of a schedule that are shown."""
 
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="play this one only, and show the whole schedule")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--actions", type=int, default=ACTIONS, help="of a seed")
-    parser.add_argument("--ledger", choices=("memory", "sqlite"), default="memory")
+    parser.add_argument("--ledger", choices=("memory", "sqlite", "redis"), default="memory")
     arguments = parser.parse_args()
     logging.disable()
     if arguments.seed is not None:
@@ -46,18 +46,22 @@ def _measure(seeds: int, actions: int) -> int:
     began = time.monotonic()
     tally = Tally()
     found = _play(range(seeds), actions, "memory", tally)
-    found += _play(range(SQLITE_SEEDS), SQLITE_ACTIONS, "sqlite", tally)
+    for ledger in ("sqlite", "redis"):
+        found += _play(range(SEEDS_ON_DISK), ACTIONS_ON_DISK, ledger, tally)
     moments = checkpoints.survive(checkpoints.write_next, checkpoints.check_named)
     moments += checkpoints.survive(checkpoints.finish_next, checkpoints.check_retained)
     played_s = time.monotonic() - began
-    kinds, unseen = len(mutants.FAULTS), KINDS.keys() - tally.kinds.keys()
+    kinds, unseen = len(mutants.FAULTS), KINDS.keys() - tally.kinds.keys() - CONDENSED
     caught = sum(_is_caught(names) for names in mutants.FAULTS.values())
     return report(
         [
             Measure("seeds", seeds, "seeds", f">= {SEEDS}"),
             Measure("actions", actions, "actions a seed", f">= {ACTIONS}"),
-            Measure("seeds_sqlite", SQLITE_SEEDS, "seeds"),
+            Measure("seeds_sqlite", SEEDS_ON_DISK, "seeds"),
+            Measure("seeds_redis", SEEDS_ON_DISK, "seeds"),
             Measure("transition_kinds_unseen", len(unseen), "kinds", "== 0"),
+            Measure("condensations", tally.condensed, "condensations", ">= 100"),
+            Measure("forgotten", tally.forgotten, "tasks", ">= 100"),
             Measure("checkpoint_crashes", moments, "moments"),
             Measure("counterexamples", found, "seeds", "== 0"),
             Measure("mutants", kinds, "faults", ">= 5"),

@@ -6,10 +6,18 @@ from hypothesis.stateful import run_state_machine_as_test
 from ledger_model.machine import machine_of
 from ledger_model.seeds import Tally, play
 
+from treadle_runtime.testing import RedisProcess
+
+REDIS = (
+    pytest.mark.processes,
+    pytest.mark.skipif(not RedisProcess.is_installed(), reason="NO redis-server ON PATH"),
+)
 LONG = settings.get_current_profile_name() == "long"
 
 
-@pytest.mark.parametrize(("ledger", "examples"), [("memory", 60), ("sqlite", 12)])
+@pytest.mark.parametrize(
+    ("ledger", "examples"), [("memory", 60), ("sqlite", 12), pytest.param("redis", 12, marks=REDIS)]
+)
 def test_no_rules_break_a_promise_or_stop_the_run(ledger, examples):
     changed = settings(
         max_examples=4 * examples if LONG else examples,
@@ -20,7 +28,10 @@ def test_no_rules_break_a_promise_or_stop_the_run(ledger, examples):
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("ledger", "actions"), [("memory", 1000), ("sqlite", 200)])
+@pytest.mark.parametrize(
+    ("ledger", "actions"),
+    [("memory", 1000), ("sqlite", 200), pytest.param("redis", 200, marks=REDIS)],
+)
 def test_no_seed_breaks_a_promise_or_stops_the_run(seed, ledger, actions):
     found = play(seed, actions, Tally(), ledger=ledger)
 

@@ -1,5 +1,6 @@
 """The services of one run as bare processes, which die when told to and come back at once."""
 
+import contextlib
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 from treadle_cli import compose
 from treadle_cli.rows import written
 from treadle_runtime.config import merge, parse_overrides, read_yaml
+from treadle_runtime.local_servers import known
 
 ROOT = Path(__file__).parent.parent.parent
 VICTIMS = ("trainer", "experience")
@@ -39,12 +41,21 @@ class Lives:
         self.directory = directory
         values = read_yaml(ROOT / recipe)
         merge(values, parse_overrides([f"run.dir={directory}", *overrides]))
-        self._configs = compose.write(compose.compose(values), values)
+        plan = compose.compose(values)
+        self._configs = compose.write(plan, values)
+        self._servers = plan.servers
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._give_up = 0.0
         self.kills = 0
 
     def run(self, *, kills: int = 0, seed: int = 0) -> None:
+        """Starts the run's own servers, and plays it."""
+        with contextlib.ExitStack() as served:
+            for server in self._servers:
+                served.enter_context(known.running(self.directory, server.address))
+            self._run(kills, seed)
+
+    def _run(self, kills: int, seed: int) -> None:
         """Plays the run to its end; processes are killed at moments that the seed draws.
 
         Raises ServiceEndedError where a service ends by itself with another status than 0, and

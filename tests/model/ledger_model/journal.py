@@ -4,6 +4,7 @@ Folded from what was stored, so that it says the same before and after a crash.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -13,11 +14,14 @@ from treadle_core.errors import PayloadMissingError
 from treadle_experience.core.audit import reconcile
 from treadle_experience.core.filters import Filter
 from treadle_experience.core.groups import INCOMPLETE_GROUP
-from treadle_experience.core.state import Episode, Result, RunState, Task, TaskState
+from treadle_experience.core.state import LEFT, Episode, Result, RunState, Task, TaskState
 from treadle_experience.core.transitions import (
+    CheckpointCommitted,
     EpisodeDone,
     EvaluationScored,
+    HistoryForgotten,
     PayloadsReleased,
+    TaskMoved,
     TaskOpened,
     Transition,
 )
@@ -40,6 +44,12 @@ class Journal:
     """sha256 of the payloads that the store has lost."""
     held: dict[str, Result] = field(default_factory=dict)
     """Results by episode, until their payloads are released."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a task left for good, where that has a reason."""
+    gone: set[str] = field(default_factory=set)
+    """Tasks that left for good."""
+    released: int = 0
+    """Step of the oldest checkpoint that can be restored."""
     _position: int = 0
 
     def check(self, state: RunState) -> None:
@@ -50,11 +60,17 @@ class Journal:
         self._check_filter(state)
         self._check_payloads(state)
 
-    def check_account(self, state: RunState) -> None:
-        """Every acknowledged result is in one place, and used once."""
-        account = reconcile(self.stored, state)
-        found = account.missing() | account.double_counted() | account.trained_twice()
-        require(not found, "the account adds up (I1, I3)", found)
+    def check_account(self, state: RunState, condensed: Iterable[Transition]) -> None:
+        """Every acknowledged result is in one place, and used once.
+
+        By all that was stored, and by what is left of it: `condensed`.
+        """
+        whole, short = reconcile(self.stored, state), reconcile(list(condensed), state)
+        for account in (whole, short):
+            found = account.missing() | account.double_counted() | account.trained_twice()
+            require(not found and not account.unaccounted(), "the account adds up (I1, I3)", found)
+        counts = [{place: a.num_in(place) for place in a.places} for a in (whole, short)]
+        require(counts[0] == counts[1], "a condensed journal tells the same", *counts)
 
     def is_gone(self, payload: Any, *, held: bool) -> bool:
         """Whether the store has no payload of a claimed episode.
@@ -85,6 +101,14 @@ class Journal:
         elif isinstance(transition, PayloadsReleased):
             for id_ in transition.episode_ids:
                 del self.held[id_]
+        elif isinstance(transition, TaskMoved) and transition.state in LEFT:
+            self.gone.add(transition.task_id)
+            if transition.reason:
+                self.reasons[transition.task_id] = transition.reason
+        elif isinstance(transition, CheckpointCommitted):
+            self.released = max(self.released, self.oracle.floor(transition.digest))
+        elif isinstance(transition, HistoryForgotten):
+            self._check_forgotten(transition)
         elif isinstance(transition, EvaluationScored) and transition.step == 0:
             self.baselines.discard(transition.name)
             steps = [
@@ -96,10 +120,20 @@ class Journal:
         elif isinstance(transition, TaskOpened) and not transition.evaluation:
             require(not self.baselines, "training waits for the baseline", transition)
 
+    def _check_forgotten(self, transition: HistoryForgotten) -> None:
+        """Only what is trained below every restore is forgotten, and what left for good."""
+        batches = self.oracle.batches.items()
+        trained = {id_ for step, batch in batches if step <= self.released for id_, _ in batch}
+        needed = set(transition.task_ids) - trained - self.gone
+        require(not needed, "what may be needed is not forgotten", needed)
+        require(transition.step <= self.released, "nor its batch", transition.step)
+
     def _check_filter(self, state: RunState) -> None:
         """What the filter drops is dropped for its reason, and all else is kept."""
-        reasons = Counter(task.reason for task in state.tasks.values() if task.reason)
+        reasons = Counter(self.reasons.values())
         require(reasons == state.reasons, "what is left out is counted by its reason", reasons)
+        found = {id_: task.reason for id_, task in state.tasks.items() if task.reason}
+        require(found.items() <= self.reasons.items(), "and has its reason", found)
         if self.filter is None:
             return
         for task in state.tasks.values():
@@ -113,7 +147,7 @@ class Journal:
 
     def _check_payloads(self, state: RunState) -> None:
         """A payload is there as long as a batch, or a restore, may need it, and no longer."""
-        released = max((self.oracle.floor(digest) for digest in state.checkpoints), default=0)
+        released = self.released
         require(state.released_step == released, "what no restore needs is released", released)
         for task in state.tasks.values():
             held = [each for each in task.episodes if each.episode_id in self.held]
@@ -129,6 +163,8 @@ class Journal:
                 require(held == needed, "what may be needed is held", task.task_id, held, needed)
             for episode in held:
                 self._check_bytes(task, episode)
+        left = self.held.keys() - state.episodes.keys()
+        require(not left, "payloads of what is forgotten are released", left)
         tasks = {id_: state.tasks[state.episodes[id_].task_id] for id_ in self.held}
         size = sum(r.size for id_, r in self.held.items() if tasks[id_].evaluation is None)
         require(state.payload_bytes == size, "the budget counts what is held", size)

@@ -72,7 +72,7 @@ LEDGER = (
     Mutant(
         "uncounted_place",
         f"{CORE}.admission",
-        "    return through[-1] - through[min(step, len(through) - 1)]\n",
+        "    return through[-1] - through[known]\n",
         "    return 0\n",
     ),
     Mutant(
@@ -105,6 +105,30 @@ LEDGER = (
         "            state.tasks[task_id].step = later - 1\n",
         "            pass\n",
         is_rare=True,
+    ),
+    Mutant(
+        "skipped_fence_of_condensations",
+        "treadle_experience.adapters.memory",
+        "        self._check(writer_epoch)\n        later",
+        "        later",
+    ),
+    Mutant(
+        "condensed_without_the_last",
+        "treadle_experience.keeper",
+        "        self._ledger.condense(head, self._durable, self._epoch)\n",
+        "        self._ledger.condense(head, self._durable - 1, self._epoch)\n",
+    ),
+    Mutant(
+        "forgotten_too_early",
+        f"{CORE}.retention",
+        "    return task.step <= step and ",
+        "    return task.step <= state.trained_step and ",
+    ),
+    Mutant(
+        "forgotten_uncounted",
+        f"{CORE}.forgetting",
+        "        state.forgotten_results[task.state] += len(task.members())\n",
+        "        pass\n",
     ),
 )
 """Found by schedules of the experience service."""

@@ -61,6 +61,8 @@ class Oracle:
     """Notes on one run."""
 
     bounds: Bounds
+    forgotten: set[str]
+    """Tasks that the run said it forgot: `Journal` looks whether it could."""
     tickets: dict[tuple[str, int], Any] = field(default_factory=dict)
     """Every ticket that arrived, by episode and attempt."""
     sent: dict[tuple[str, int], dict[str, Sent]] = field(default_factory=dict)
@@ -128,12 +130,16 @@ class Oracle:
 
     def refused(self, key: tuple[str, int], sent: Sent, reason: str) -> None:
         before = self.acknowledged.get(key[0])
-        if key in self.lost:
+        if key in self.lost or (reason == "UNKNOWN_EPISODE" and self.is_forgotten(key)):
             return
         if before == (key[1], sent.digest):
             raise BreachError(f"an acknowledged result is acknowledged again (I4): {key} {reason}")
         if before is not None and before[0] == key[1]:
             require(reason == "RESULT_CONFLICT", "another result conflicts (I4)", key, reason)
+
+    def is_forgotten(self, key: tuple[str, int]) -> bool:
+        """Whether the task of an attempt is."""
+        return self.tickets[key].task_id in self.forgotten
 
     def acquired(self, epoch: int) -> None:
         if epoch > self.epoch:
@@ -258,7 +264,7 @@ class Oracle:
         """Compares what was acknowledged with a state of which everything is stored."""
         for id_, (attempt, digest) in self.acknowledged.items():
             episode = state.episodes.get(id_)
-            if (id_, attempt) in self.lost:
+            if (id_, attempt) in self.lost or self.is_forgotten((id_, attempt)):
                 continue
             require(
                 episode is not None
@@ -271,6 +277,8 @@ class Oracle:
                 episode,
             )
         for (id_, attempt), ticket in self.tickets.items():
+            if ticket.task_id in self.forgotten:
+                continue
             episode = state.episodes.get(id_)
             require(
                 episode is not None
@@ -284,20 +292,28 @@ class Oracle:
         require(state.trainer_epoch >= self.epoch, "an epoch is kept (I22)", state.trainer_epoch)
         if state.trainer_epoch == self.epoch:
             require(state.trained_step >= self.trained, "a reported step is there", self.trained)
+        self._check_versions(state)
+        for digest in self.committed:
+            old = self.checkpoints[digest][1] < state.forgotten_step
+            require(digest in state.checkpoints or old, "a committed checkpoint is there", digest)
+        self._check_places(state)
+
+    def _check_versions(self, state: RunState) -> None:
         for number, step in self.published.items():
             version = state.versions.get(number)
+            if number <= state.forgotten_version:
+                old = number < state.newest_version and step < state.forgotten_step
+                require(old, "only an old version is forgotten", number, step)
+                continue
             require(
                 version is not None and version.step == step and version.state == "committed",
                 "a committed version is there",
                 number,
                 version,
             )
-        for digest in self.committed:
-            require(digest in state.checkpoints, "a committed checkpoint is there", digest)
-        self._check_places(state)
 
     def _check_places(self, state: RunState) -> None:
-        counts = Counter(task.state for task in state.tasks.values())
+        counts = Counter(task.state for task in state.tasks.values()) + state.forgotten_tasks
         require(counts == +state.task_counts, "the counts are those of the tasks", counts)
         covered = self._covered(state)
         for step, batch in self.batches.items():
@@ -310,7 +326,7 @@ class Oracle:
                 expected = TaskState.TRAINED
             else:
                 expected = TaskState.CLAIMED
-            for task_id, members in batch:
+            for task_id, members in self._known(batch):
                 found = state.tasks[task_id].state
                 require(
                     found is expected, "a batch's task is where its step is (I1)", task_id, found
@@ -326,11 +342,14 @@ class Oracle:
 
     def _check_loosely(self, state: RunState, batch: Batch) -> None:
         """The batch may be mended by now, and nobody has seen it."""
-        for task_id, _ in batch:
+        for task_id, _ in self._known(batch):
             found = state.tasks[task_id].state
             dropped = found is TaskState.EVICTED and self.bounds.drops_last and state.closed
             here = found in (*IN_BATCHES, TaskState.OPEN, TaskState.READY) or dropped
             require(here or task_id in self.loose, "a batch loses no task (I1)", task_id, found)
+
+    def _known(self, batch: Batch) -> Batch:
+        return [each for each in batch if each[0] not in self.forgotten]
 
     def floor(self, digest: str) -> int:
         """Step of the oldest checkpoint that can be restored while this one is the head."""

@@ -2,22 +2,27 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ledger_model.clock import VirtualLoop
-from treadle_experience.core.errors import LedgerFullError
+from ledger_model.oracle import BreachError
+from treadle_experience.core.apply import apply
+from treadle_experience.core.errors import LedgerFullError, WriterFencedError
 from treadle_experience.core.filters import Filter
 from treadle_experience.core.rules import Rules
 from treadle_experience.core.run import Read, Run
 from treadle_experience.core.state import RunState
-from treadle_experience.core.transitions import EpisodeDone, Transition
+from treadle_experience.core.transitions import HistoryForgotten, Transition
+from treadle_experience.custody import Custody
 from treadle_experience.effects import Effects
 from treadle_experience.keeper import Keeper
-from treadle_experience.ports import Ledger
+from treadle_experience.payloads import inline_limit
+from treadle_experience.ports import Durability, Ledger, Snapshot
 from treadle_experience.servicer import ExperienceServicer
 from treadle_payloads.store import PayloadStore
+from treadle_runtime.doorbells.poll import PollDoorbell
 
 
 class LostError(Exception):
@@ -42,11 +47,21 @@ class Session:
     ledger: Ledger
     stored: list[Transition]
     """What every life has stored, in order: kept apart from the ledger."""
+    forgotten: set[str]
+    """Tasks that were forgotten by then."""
     crash: str = ""
-    """`before` or `after`: the next append dies, before or after it has stored."""
+    """`before` or `after`: the next append dies, before or after it has stored. The same with
+    `_condensing`: the next condensation, or it is `late`."""
     full: int = 0
-    """Appends that find no room."""
+    """Writes that find no room."""
+    condensed: int = 0
+    late: list[tuple[Sequence[Transition], int, int]] = field(default_factory=list)
+    """Condensations that are still on their way when the process is dead: `late_condensing`."""
     dead: bool = False
+
+    @property
+    def durability(self) -> Durability:
+        return self.ledger.durability
 
     def acquire(self, run_id: str) -> int:
         return self.ledger.acquire(run_id)
@@ -55,15 +70,43 @@ class Session:
         return self.ledger.load()
 
     def append(self, transitions: Sequence[Transition], writer_epoch: int) -> None:
-        if self.dead or self.crash == "before":
+        with self._dying("before", "after"):
+            self.ledger.append(transitions, writer_epoch)
+            self.stored += transitions
+            for each in transitions:
+                if isinstance(each, HistoryForgotten):
+                    self.forgotten.update(each.task_ids)
+
+    def condense(self, head: Sequence[Transition], position: int, writer_epoch: int) -> None:
+        if self.crash == "late_condensing" and not self.dead:
+            self.late.append((head, position, writer_epoch))
+            self.crash = "before_condensing"
+        with self._dying("before_condensing", "after_condensing"):
+            self.ledger.condense(head, position, writer_epoch)
+            self.condensed += 1
+
+    def arrive(self) -> None:
+        """The condensations that are on their way arrive, now that there is a successor."""
+        for each in self.late:
+            try:
+                self.ledger.condense(*each)
+            except WriterFencedError:
+                continue
+            raise BreachError("a writer that has a successor is fenced")
+
+    def read(self) -> Snapshot:
+        return self.ledger.read()
+
+    @contextlib.contextmanager
+    def _dying(self, before: str, after: str) -> Iterator[None]:
+        if self.dead or self.crash == before:
             self.dead = True
             raise CrashedError
         if self.full:
             self.full -= 1
             raise LedgerFullError("no room")
-        self.ledger.append(transitions, writer_epoch)
-        self.stored += transitions
-        if self.crash == "after":
+        yield
+        if self.crash == after:
             self.dead = True
             raise CrashedError
 
@@ -85,14 +128,17 @@ class Process:
 
     def __post_init__(self) -> None:
         self.run = Run(self.rules, self.sources, filter=self.filter)
-        effects = Effects(self.run.state, self.store, NoTracker())
+        effects = Effects(self.run.state, NoTracker(), PollDoorbell(run_id="run"))
         self.keeper = Keeper(
             self.run, self.session, on_durable=effects.follow, clock=self.loop.time
         )
-        self.servicer = ExperienceServicer(self.keeper, self.rules, self.store)
+        limit = inline_limit(self.rules.tasks_per_step * self.rules.group_size)
+        self.custody = Custody(self.keeper, self.store, effects.released, limit=limit)
+        self.servicer = ExperienceServicer(self.keeper, self.rules, self.custody)
         self._background = [
             self.loop.create_task(self.keeper.write()),
             self.loop.create_task(self.keeper.sweep()),
+            self.loop.create_task(self.custody.release()),
         ]
 
     @property
@@ -132,13 +178,20 @@ class Process:
             with contextlib.suppress(BaseException):
                 self.loop.run_until_complete(task)
         self.keeper.close()
+        self.custody.close()
 
 
 def reloaded(process: Process) -> RunState:
     """The state of another process that reads the same ledger now."""
-    run = Run(process.rules, process.sources, filter=process.filter)
-    run.load(process.session.load())
-    return run.state
+    return folded(process.session.load())
+
+
+def folded(journal: Iterable[Transition]) -> RunState:
+    """The state that a journal is."""
+    state = RunState()
+    for transition in journal:
+        apply(state, transition)
+    return state
 
 
 def differences(one: RunState, other: RunState) -> list[str]:
@@ -149,12 +202,4 @@ def differences(one: RunState, other: RunState) -> list[str]:
         f"{name}: {getattr(one, name)} / {getattr(other, name)}"
         for name in (each.name for each in fields(one))
         if getattr(one, name) != getattr(other, name)
-    ]
-
-
-def bare(transitions: Iterable[Transition]) -> list[Transition]:
-    """Transitions without payload bytes, which a ledger may have released."""
-    return [
-        replace(each, inline=None) if isinstance(each, EpisodeDone) else each
-        for each in transitions
     ]

@@ -31,6 +31,8 @@ def rules_of(random: Random, size: int) -> Rules:
         "drop_last": happens(random, 0.5),
         "payload_budget_bytes": random.choice((None, None, 1, 20_000)),
         "evaluation": _evaluation(random) if evaluated else None,
+        "kept_tasks": random.choice((0, 1, 5, 1000)),
+        "condense_after": random.choice((1, 1, 30, 1000)),
     }
     if happens(random, 0.3):
         values["min_episodes"] = random.randint(1, values["group_size"])

@@ -118,7 +118,8 @@ class Replica:
         episode = state.episodes.get(held.key[0])
         ended = episode is None or episode.attempt != held.key[1] or episode.state != "issued"
         require(ended, "what is revoked is not issued", held.key)
-        with_its_task = episode is not None and episode.state == "revoked"
+        forgotten = self.world.oracle.is_forgotten(held.key)
+        with_its_task = forgotten or (episode is not None and episode.state == "revoked")
         in_doubt = held.result is not None
         require(
             overslept or went_back or with_its_task or in_doubt,

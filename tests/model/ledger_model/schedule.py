@@ -11,7 +11,7 @@ from ledger_model.calls import World, happens
 from ledger_model.clock import VirtualLoop
 from ledger_model.journal import Journal
 from ledger_model.oracle import BreachError, Oracle, require
-from ledger_model.process import Process, Session, bare, differences, reloaded
+from ledger_model.process import Process, Session, differences, folded, reloaded
 from ledger_model.recipes import bounds_of, filter_of, rules_of
 from ledger_model.replica import Held, Replica
 from ledger_model.trainer import Trainer
@@ -22,6 +22,12 @@ from treadle_payloads.store import PayloadStore
 
 PAUSES = {0.0: 50.0, 0.01: 10.0, 0.05: 10.0, 0.2: 15.0, 0.6: 10.0, 2.0: 3.0, 11.0: 1.0, 65.0: 0.2}
 """Seconds between two actions, and how often."""
+
+PLANS = (
+    *("before", "after", "now", "full", "overtaken"),
+    *("before_condensing", "after_condensing", "late_condensing"),
+)
+"""What can hit the service."""
 
 
 @dataclass
@@ -36,6 +42,9 @@ class Schedule:
     crashes: float = 0.02
     """Part of the actions that plan a crash of the service."""
     stored: list[Any] = field(default_factory=list)
+    forgotten: set[str] = field(default_factory=set)
+    condensed: int = 0
+    """Condensations of earlier lives."""
     replicas: list[Replica] = field(default_factory=list)
     trainers: list[Trainer] = field(default_factory=list)
     names: Any = field(default_factory=itertools.count)
@@ -62,7 +71,7 @@ class Schedule:
 
     def _populate(self, process: Process) -> None:
         """The world around the ledger's process."""
-        oracle = Oracle(bounds_of(self.rules))
+        oracle = Oracle(bounds_of(self.rules), self.forgotten)
         sets = (
             {each.name for each in self.rules.evaluation.sets} if self.rules.evaluation else set()
         )
@@ -149,7 +158,7 @@ class Schedule:
         state = self.world.process.state
         left = [s for s in pending if state.task_counts[s]]
         require(not left, "nothing is pending in the end", left)
-        self.world.journal.check_account(state)
+        self.world.journal.check_account(state, self.ledger.load())
 
     def lines(self) -> list[str]:
         """What happened, as text."""
@@ -195,7 +204,7 @@ class Schedule:
     def _process(self) -> Process:
         names = [each.name for each in self.rules.evaluation.sets] if self.rules.evaluation else []
         sources = {"": self._read, **dict.fromkeys(names, lambda cursor: {"held_out": cursor})}
-        session = Session(self.ledger, self.stored)
+        session = Session(self.ledger, self.stored, self.forgotten)
         return Process(self.loop, session, self.rules, sources, self.filter, self.store)
 
     def _read(self, cursor: int) -> dict[str, int] | None:
@@ -210,7 +219,7 @@ class Schedule:
 
     def hit(self) -> None:
         session = self.world.process.session
-        planned = self.random.choice(("before", "after", "now", "full", "overtaken"))
+        planned = self.random.choice(PLANS)
         self.world.note("service", "is hit", planned)
         if planned == "full":
             session.full = self.random.randint(1, 5)
@@ -234,12 +243,21 @@ class Schedule:
         quiet = before.keeper.position == before.state.position
         self.lives += 1
         self.world.note("service", "starts again")
-        found = list(self.ledger.load())
-        require(bare(found) == bare(self.stored), "the ledger holds what it stored")
+        self.condensed += before.session.condensed
+        self._check_ledger()
         self.world.process = self._process()
+        before.session.arrive()
         if quiet and before.session.crash != "after":
             unlike = differences(before.state, self.world.process.state)
             require(not unlike, "a successor holds the same state", *unlike)
+
+    def _check_ledger(self) -> None:
+        """Compares the ledger, as it is loaded and as it is read, with what was stored."""
+        stored, found = folded(self.stored), self.ledger.read()
+        for state in (folded(self.ledger.load()), folded(found.journal)):
+            unlike = differences(state, stored)
+            require(not unlike, "the ledger holds what it stored", *unlike)
+        require(found.position == stored.position, "and knows how much", found.position)
 
     # What can happen.
 
@@ -375,5 +393,5 @@ def _stuck(process: Process) -> str:
     return (
         f"trained {state.trained_step} of {state.last_step}, closed {state.closed}, "
         f"tasks {dict(+state.task_counts)}, episodes {dict(+state.episode_counts)}, "
-        f"window {state.window[:9]}, versions {state.newest_version}/{len(state.versions)}"
+        f"window {state.window[:9]}, versions {state.newest_version}/{state.num_versions}"
     )

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from redis import Redis
+
 from ledger_model.schedule import Schedule
 from treadle_experience.adapters.memory import MemoryLedger
+from treadle_experience.adapters.redis_ledger import RedisLedger
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger
 from treadle_experience.core.transitions import kind_of
 from treadle_experience.ports import Ledger
 from treadle_payloads.files import FileStore
+from treadle_runtime.testing import RedisProcess
 
 FAST = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 """Where an fsync costs nothing: processes die here, not machines."""
@@ -33,6 +37,9 @@ class Tally:
     lives: int = 0
     claims: int = 0
     acknowledged: int = 0
+    condensed: int = 0
+    forgotten: int = 0
+    """Tasks."""
     kinds: Counter[str] = field(default_factory=Counter[str])
     """Transitions that were stored, by kind."""
 
@@ -78,6 +85,8 @@ def _play_run(
             tally.lives += schedule.lives
             tally.claims += schedule.world.oracle.claims
             tally.acknowledged += len(schedule.world.oracle.acknowledged)
+            tally.condensed += schedule.condensed + schedule.world.process.session.condensed
+            tally.forgotten += len(schedule.forgotten)
             tally.kinds.update(map(kind_of, schedule.stored))
             schedule.close()
     return None
@@ -93,6 +102,12 @@ def open_ledger(kind: str) -> Iterator[Ledger]:
     if kind == "memory":
         yield MemoryLedger()
         return
+    if kind == "redis":
+        with tempfile.TemporaryDirectory(prefix="treadle-model-", dir=FAST) as directory:
+            ledger = RedisLedger(directory, emptied_redis())
+            yield ledger
+            ledger.close()
+        return
     with tempfile.TemporaryDirectory(prefix="treadle-model-", dir=FAST) as directory:
         ledger = SqliteLedger(Path(directory) / FILE_NAME)
         yield ledger
@@ -105,3 +120,20 @@ def open_store() -> FileStore:
     folder = tempfile.mkdtemp(prefix="treadle-model-", dir=FAST)
     atexit.register(shutil.rmtree, folder)
     return FileStore(folder)
+
+
+def emptied_redis() -> str:
+    """The URL of this process's Redis server, which holds nothing."""
+    server = _redis()
+    with Redis.from_url(server.url) as client:
+        client.flushall()
+    return server.url
+
+
+@functools.cache
+def _redis() -> RedisProcess:
+    folder = Path(tempfile.mkdtemp(prefix="treadle-model-", dir=FAST))
+    atexit.register(shutil.rmtree, folder)
+    server = RedisProcess(folder).start()
+    atexit.register(server.kill)
+    return server
