@@ -28,8 +28,9 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _NODES = """
-import json, sys
+import json, os, sys
 from ray.cluster_utils import Cluster
+os.makedirs(os.environ["RAY_TMPDIR"] + "/ray")  # where it writes the address, and makes no folder
 options = {"num_cpus": 1, "object_store_memory": int(sys.argv[1]), "node_ip_address": "127.0.0.1"}
 first = options | {"include_dashboard": False, "temp_dir": sys.argv[2]}
 cluster = Cluster(initialize_head=True, head_node_args=first)
@@ -99,7 +100,7 @@ def two_nodes() -> Iterator[Cluster]:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="treadle-ray-", ignore_cleanup_errors=True) as logs,
-            _script(_NODES, str(STORE_BYTES), logs) as nodes,
+            _script(_NODES, str(STORE_BYTES), logs, RAY_TMPDIR=logs) as nodes,
         ):
             address, second, processes = _said(nodes)
             with _script(_PROBE, address) as probe:
@@ -111,7 +112,7 @@ def two_nodes() -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def _script(code: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+def _script(code: str, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
     """Ends with its stdin."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
@@ -119,7 +120,7 @@ def _script(code: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=dict(child_environment("127.0.0.1:1")),
+        env={**child_environment("127.0.0.1:1"), **environment},
     )
     with process:
         yield process
