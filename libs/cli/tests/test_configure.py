@@ -1,10 +1,15 @@
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from treadle_cli import configure
 from treadle_runtime.config import BAD_CONFIGURATION, read_yaml
+
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="what needs torch is tested elsewhere"
+)
 
 ROOT = Path(__file__).parents[3]
 RECIPE = "recipes/calculator.yaml"

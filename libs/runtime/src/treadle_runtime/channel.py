@@ -29,6 +29,11 @@ OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     # A service that comes back elsewhere under its name is found at once, not after 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
+    # A peer whose host is gone sends nothing, and some calls may wait for minutes.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),  # else 60 s, and the longer of the two counts
+    ("grpc.http2.max_pings_without_data", 0),
     # A unix path has no host name to send, and ours may be longer than HTTP/2 likes.
     ("grpc.default_authority", "localhost"),
 )

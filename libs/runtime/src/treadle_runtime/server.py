@@ -137,6 +137,17 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("ExecuteBatchError")
 
 
+OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT),
+    ("grpc.so_reuseport", 0),
+    # Callers ask every few seconds whether the host of a call on its way is there (`channel`).
+    ("grpc.http2.min_ping_interval_without_data_ms", 2000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+"""Of every server."""
+
+
 async def _start(service: Service) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     instrument = cast("Any", grpc_instrumentation)
     server = grpc.aio.server(
@@ -144,11 +155,7 @@ async def _start(service: Service) -> tuple[grpc.aio.Server, health.aio.HealthSe
             instrument.aio_server_interceptor(filter_=filters.negate(_untraced)),
             CallInterceptor(f"treadle.{service.name}"),
         ],
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_LIMIT),
-            ("grpc.max_send_message_length", MESSAGE_LIMIT),
-            ("grpc.so_reuseport", 0),
-        ],
+        options=OPTIONS,
         maximum_concurrent_rpcs=CALLS_AT_ONCE,
     )
     service.register(server)
