@@ -24,9 +24,10 @@ from treadle_core.tickets import Sampling, Ticket
 from treadle_experience.adapters import redis_rows
 from treadle_experience.adapters.redis_ledger import RedisLedger
 from treadle_experience.core import checkpoints, results, tickets, versions
+from treadle_experience.core.apply import apply
 from treadle_experience.core.rules import Rules
 from treadle_experience.core.run import Run
-from treadle_experience.core.state import Attempt, Result
+from treadle_experience.core.state import Attempt, EpisodeState, Result, RunState
 from treadle_experience.core.transitions import EpisodeDone, Transition, WithPayload
 from treadle_experience.keeper import Keeper
 from treadle_runtime.measures import Measure, report
@@ -149,7 +150,10 @@ async def measure(args: argparse.Namespace) -> list[Measure]:
                 ]
                 appended.append(by_the_ledger(alone, epoch, done))
                 written.append(raw(client, done))
-        held = len([each for each in ledger.read().journal if isinstance(each, EpisodeDone)])
+        found = RunState()
+        for transition in ledger.read().journal:  # its start may be condensed
+            apply(found, transition)
+        held = found.episode_counts[EpisodeState.DONE]
         writing.cancel()
         keeper.close()
         alone.close()
