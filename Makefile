@@ -46,7 +46,7 @@ test-py312:  ## The distributions that need no torch, on Python 3.12
 	PATH="$(CURDIR)/.venv312/bin:$$PATH" && $(PIP) $(BUILD) $(TESTS) $(FLEET) \
 		&& $(PIP) --no-build-isolation $(TORCHLESS:%=-e %) jinja2 \
 		&& $(PIP) --no-build-isolation --no-deps $(TORCHFUL:%=-e %) \
-		&& python -m pytest -q $(filter-out protos,$(TORCHLESS))
+		&& python -m pytest -q -m "not chaos" $(filter-out protos,$(TORCHLESS))
 
 # Taken when make reads this file: the measure counts the set-up too.
 demo: export TREADLE_DEMO_START := $(or $(TREADLE_DEMO_START),$(shell date +%s))
@@ -72,7 +72,7 @@ chaos-smoke: setup  ## The same in a minute, on one machine's own set: SEED=7 to
 	python tools/chaos.py --kills 8 --minutes 1 $(if $(SEED),--seed $(SEED))
 
 chaos-tests: setup  ## The tests that kill and stop services; `make test` leaves these out
-	pytest -q -m chaos tests
+	pytest -q -m chaos
 
 chaos-selftest: setup  ## Planted faults, each of which the proofs must catch
 	python tests/chaos/selftest.py

@@ -17,6 +17,7 @@ from treadle_payloads.ray_cluster import RayConfig
 from treadle_payloads.store import PayloadReference
 
 pytestmark = [
+    pytest.mark.chaos,
     pytest.mark.processes,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: NOT TESTED"),
 ]

@@ -160,6 +160,7 @@ async def test_many_rings_are_few_and_other_runs_hear_none(broker) -> None:
         assert other.row()["rings_heard"] == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("fault", ["restarted", "state lost", "stream deleted", "stopped"])
 async def test_after_a_fault_of_the_broker_rings_are_heard_again(broker, tmp_path, fault) -> None:
     async with pair(broker) as (ringer, hearer):

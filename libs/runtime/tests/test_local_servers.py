@@ -111,6 +111,7 @@ def test_two_processes_never_work_on_the_same_data(tmp_path, monkeypatch) -> Non
 
 
 @needs_redis
+@pytest.mark.chaos
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_server_ends_when_nobody_needs_it_any_more(tmp_path, stopped, monkeypatch) -> None:
     server = redis_of(tmp_path)
@@ -177,6 +178,7 @@ def test_a_free_port_is_the_preferred_one_where_that_can_be() -> None:
 
 
 @needs_redis
+@pytest.mark.chaos
 @pytest.mark.parametrize("how", ["killed", "stopped", "told to end"])
 async def test_a_supervised_server_comes_back_with_its_data_and_drains_quietly(
     tmp_path, how, caplog
@@ -224,6 +226,7 @@ print("joined", ray.cluster_resources()["object_store_memory"])
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.skipif(
     RayServer(Path(), {"port": 0}).binary() is None, reason="NO ray: pip install ray"
 )

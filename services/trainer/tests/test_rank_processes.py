@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.chaos, pytest.mark.processes]
 
 PROGRAM = Path(__file__).parent / "ranks_program.py"
 TIMEOUT_S = 3
