@@ -55,8 +55,26 @@ def connect(address: str | Sequence[str]) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(
         address,
         options=OPTIONS,
-        interceptors=cast("Any", grpc_instrumentation).aio_client_interceptors(),
+        interceptors=[
+            *cast("Any", grpc_instrumentation).aio_client_interceptors(),
+            _Cancelling(),
+        ],
     )
+
+
+class _Cancelling(grpc.aio.UnaryUnaryClientInterceptor):
+    """Ends a call whose caller gives up; tracing waits for its status, and leaves it behind."""
+
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        call = await continuation(client_call_details, request)
+        try:
+            await call.code()
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        return call
 
 
 async def call(
