@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from step import SIZES
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
@@ -40,12 +41,6 @@ from treadle_trainer.ports import PayloadReader, Read
 from treadle_trainer.prefetch import DEPTH, Prefetched
 from treadle_trainer.recipe import Recipe
 
-SIZES: dict[str, dict[str, Any]] = {
-    "0.4M": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 32,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
-    "5M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "vocab_size": 1024,
-           "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32},
-}  # fmt: skip
 TASKS, GROUP_SIZE, LENGTH = 4, 4, 256
 BYTES_A_TOKEN = 10
 """Of a segment of one version: ids, log-probabilities and two masks."""

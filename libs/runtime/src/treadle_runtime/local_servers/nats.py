@@ -5,7 +5,7 @@ import socket
 import sysconfig
 from pathlib import Path
 
-from treadle_runtime.local_servers.server import LocalServer, answers, free_port
+from treadle_runtime.local_servers.server import LocalServer, answers
 
 
 class NatsServer(LocalServer):
@@ -20,8 +20,7 @@ class NatsServer(LocalServer):
     @classmethod
     def of(cls, run_dir: Path) -> "NatsServer":
         """Goes on with the port that it had, while that is free."""
-        before = cls.recorded(run_dir)
-        return cls(run_dir, {"port": free_port(int(before.settings["port"]) if before else 0)})
+        return cls(run_dir, {"port": cls.kept_port(run_dir)})
 
     @property
     def address(self) -> str:

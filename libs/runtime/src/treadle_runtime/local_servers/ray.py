@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from treadle_runtime import sockets
-from treadle_runtime.local_servers.server import LocalServer, answers, free_port
+from treadle_runtime.local_servers.server import LocalServer, answers
 
 _STORE_BYTES = 256 * 2**20
 
@@ -25,8 +25,7 @@ class RayServer(LocalServer):
     @classmethod
     def of(cls, run_dir: Path) -> "RayServer":
         """Goes on with the port that it had, while that is free."""
-        before = cls.recorded(run_dir)
-        return cls(run_dir, {"port": free_port(int(before.settings["port"]) if before else 0)})
+        return cls(run_dir, {"port": cls.kept_port(run_dir)})
 
     @property
     def address(self) -> str:

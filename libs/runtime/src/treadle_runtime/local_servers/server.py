@@ -82,6 +82,12 @@ class LocalServer(abc.ABC):
             return None
         return cls(run_dir, cast("dict[str, str | int]", settings["settings"]))
 
+    @classmethod
+    def kept_port(cls, run_dir: Path) -> int:
+        """The port that a run's server had, while that is free; else another that is."""
+        before = cls.recorded(run_dir)
+        return free_port(int(before.settings["port"]) if before else 0)
+
     def record(self) -> None:
         """Makes the server known to all who look into the run's directory."""
         self.directory.mkdir(parents=True, exist_ok=True)
