@@ -1,6 +1,5 @@
 """The power fails: what was acknowledged is there when it is back, and nothing half is believed."""
 
-import contextlib
 import hashlib
 import random
 import subprocess
@@ -22,7 +21,6 @@ from badinput_harness import (
     until,
 )
 from e2e_harness import SMALL
-from power import powered
 
 from treadle.episode.v1 import episode_pb2
 from treadle_payloads.codec import encode_payload
@@ -31,22 +29,6 @@ from treadle_payloads.files import FileStore
 pytestmark = [pytest.mark.chaos, pytest.mark.processes]
 
 SEED = 5
-
-
-@pytest.fixture
-def make_powered(tmp_path):
-    """The disk at `disk`, of an image; one at a time. Skips where mounting is not permitted."""
-    path = tmp_path / "disk"
-    path.mkdir()
-
-    @contextlib.contextmanager
-    def make(image):
-        with powered(path, image) as disk:
-            if disk is None:
-                pytest.skip("no power can be cut: mounting a loop device is not permitted here")
-            yield disk
-
-    return make
 
 
 class Writer(threading.Thread):

@@ -5,7 +5,6 @@ import subprocess
 
 import pytest
 from badinput_harness import until
-from power import powered
 
 from treadle_experience.adapters.redis_ledger import RedisLedger
 from treadle_experience.core.errors import LedgerLostError
@@ -19,22 +18,6 @@ pytestmark = [
 ]
 
 ROWS = [SourceExhausted(number) for number in range(300)]
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """Makes a disk of an image, at the same path each time."""
-    path = tmp_path / "disk"
-    path.mkdir()
-
-    @contextlib.contextmanager
-    def make(image):
-        with powered(path, image) as made:
-            if made is None:
-                pytest.skip("no power can be cut: mounting a loop device is not permitted here")
-            yield made
-
-    return make
 
 
 @contextlib.contextmanager
@@ -54,10 +37,10 @@ def redis_on(disk, sync, directory):
             process.kill()
 
 
-def filled(tmp_path, disk, image, sync, **declared):
+def filled(tmp_path, make_powered, image, sync, **declared):
     """Appends all rows, cuts the power, and returns what is left of the disk."""
     with (
-        disk(image) as made,
+        make_powered(image) as made,
         redis_on(made, sync, tmp_path) as (process, url),
         contextlib.closing(RedisLedger(tmp_path / "run", url, **declared)) as ledger,
     ):
@@ -67,11 +50,11 @@ def filled(tmp_path, disk, image, sync, **declared):
         return made.cut(process)
 
 
-def test_with_durability_host_all_that_was_acknowledged_is_there(disk, tmp_path) -> None:
-    left = filled(tmp_path, disk, tmp_path / "image", "always", durability="host")
+def test_with_durability_host_all_that_was_acknowledged_is_there(make_powered, tmp_path) -> None:
+    left = filled(tmp_path, make_powered, tmp_path / "image", "always", durability="host")
 
     with (
-        disk(left) as made,
+        make_powered(left) as made,
         redis_on(made, "always", tmp_path) as (_, url),
         contextlib.closing(RedisLedger(tmp_path / "run", url)) as ledger,
     ):
@@ -80,12 +63,12 @@ def test_with_durability_host_all_that_was_acknowledged_is_there(disk, tmp_path)
 
 
 def test_with_durability_process_less_than_was_acknowledged_is_never_taken_for_all(
-    disk, tmp_path
+    make_powered, tmp_path
 ) -> None:
-    left = filled(tmp_path, disk, tmp_path / "image", "everysec", durability="process")
+    left = filled(tmp_path, make_powered, tmp_path / "image", "everysec", durability="process")
 
     with (
-        disk(left) as made,
+        make_powered(left) as made,
         redis_on(made, "everysec", tmp_path) as (_, url),
         contextlib.closing(RedisLedger(tmp_path / "run", url, durability="process")) as ledger,
         contextlib.suppress(LedgerLostError),
@@ -94,12 +77,12 @@ def test_with_durability_process_less_than_was_acknowledged_is_never_taken_for_a
         assert list(ledger.load()) == ROWS  # its fsync of each second came just before the cut
 
 
-def test_a_lost_disk_comes_back_from_the_archive_of_a_fleet(disk, tmp_path) -> None:
+def test_a_lost_disk_comes_back_from_the_archive_of_a_fleet(make_powered, tmp_path) -> None:
     fleet = {"durability": "fleet", "archive": str(tmp_path / "archive")}
-    filled(tmp_path, disk, tmp_path / "image", "always", **fleet)
+    filled(tmp_path, make_powered, tmp_path / "image", "always", **fleet)
 
     with (
-        disk(tmp_path / "another") as made,
+        make_powered(tmp_path / "another") as made,
         redis_on(made, "always", tmp_path) as (_, url),
         contextlib.closing(RedisLedger(tmp_path / "run", url, **fleet)) as ledger,
     ):
