@@ -81,9 +81,9 @@ class Plane:
         fields = {"replica_id": "r1", "attempt": attempt(ticket), "failure_class": 2}
         self.experience("FailEpisode", **fields)
 
-    def read(self, **fields: Any) -> Any:
+    def read(self, channel: grpc.Channel | None = None, **fields: Any) -> Any:
         request = pb.ReadRequest(**{"run_id": RUN} | READ | fields)
-        call = self.payload._channel.unary_stream(
+        call = (channel or self.payload._channel).unary_stream(
             "/treadle.payload.v1.PayloadService/Read",
             response_deserializer=pb.ReadResponse.FromString,
         )
@@ -217,13 +217,18 @@ def test_g1_a_stream_comes_in_chunks_below_every_limit(plane: Plane) -> None:
 
 def test_g24_readers_that_leave_and_g30_too_many_of_them_cost_nothing(plane: Plane) -> None:
     reference = plane.store.put(os.urandom(8 * CHUNK_BYTES), holder="e1")
-    streams = [plane.read(sha256=reference.sha256) for _ in range(READERS)]
-    for stream in streams:
-        next(stream)
+    # A window that stays small: what nobody reads stays in the sidecar, and its streams open.
+    narrow = [("grpc.http2.bdp_probe", 0), ("grpc.default_authority", "localhost")]
+    with grpc.insecure_channel(
+        plane.sidecar.node, options=[*narrow, ("grpc.max_receive_message_length", -1)]
+    ) as channel:
+        streams = [plane.read(channel, sha256=reference.sha256) for _ in range(READERS)]
+        for stream in streams:
+            next(stream)
 
-    found = plane.refused_read(sha256=reference.sha256)
-    for stream in streams:
-        stream.cancel()
+        found = plane.refused_read(sha256=reference.sha256)
+        for stream in streams:
+            stream.cancel()
 
     assert (found.code, found.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_READERS")
     assert found.retry_after_s
