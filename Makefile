@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 PYTHON312 ?= python3.12
 VENV ?= .venv
-TORCHLESS := protos libs/core libs/agents libs/payloads libs/weights libs/runtime libs/cli \
+TORCHLESS := protos libs/core libs/agents libs/payloads libs/weights libs/runtime libs/gateway libs/cli \
 	services/experience services/refit
 TORCHFUL := services/rollout services/trainer
 DISTS := $(TORCHLESS) $(TORCHFUL)

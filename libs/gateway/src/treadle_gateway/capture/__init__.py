@@ -1,0 +1,1 @@
+"""What was said in a session, as a tree of the very tokens; pure."""

@@ -1,0 +1,1 @@
+"""Between messages and tokens: a model's own template, tokenizer and way of writing calls."""
