@@ -62,7 +62,8 @@ def test_a_trainer_that_wakes_after_its_successor_took_over_changes_nothing(
     spent = tmp_path / "spent"
     spent.mkdir()
     armed = ",".join(f"{name}=stop@{hit}" for name, hit in STANDS_STILL.items())
-    run = make_run("experience.steps=24", "experience.evaluation=null")
+    # Its supervisor would end a trainer that stands still for as long as a slow machine may need.
+    run = make_run("experience.steps=24", "experience.evaluation=null", "run.hung_s=600")
     with monkeypatch.context() as environment:
         environment.setenv("TREADLE_FAILPOINTS", armed)
         environment.setenv("TREADLE_FAILPOINTS_SPENT", str(spent))
