@@ -21,6 +21,10 @@ RefusalKind: TypeAlias = Literal[
 ]
 
 
+RETRY_S = 1.0
+"""Seconds after which a client may come again, where nobody knows better."""
+
+
 class RefusedError(Exception):
     """A request that is not answered with a reply; each wire writes it in its own shape."""
 

@@ -1,0 +1,87 @@
+"""From a request to what is sampled for it: where it goes on from, its tokens, its generation."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle_gateway.capture.session import Place
+from treadle_gateway.errors import RefusedError
+from treadle_gateway.live import Live
+from treadle_gateway.ports import Policy, Prompt
+from treadle_gateway.questions import Question
+from treadle_gateway.sampling import SamplingRule
+from treadle_gateway.sessions import Session
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Turns:
+    """Has the policy answer questions of any session. What takes long runs in threads."""
+
+    policy: Policy
+    rule: SamplingRule
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, "markup"), init=False
+    )
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Runs what would hold the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def live(self, session: Session, question: Question) -> Live:
+        """The generation that answers: a new one, or one that is under way or undelivered.
+
+        Raises RefusedError.
+        """
+        async with session.lock:  # else two identical requests would both find nothing to join
+            session.check()
+            place = session.capture.locate(question.ask)
+            if place.turn is not None:
+                return session.live_of(place.turn)
+            place = question.stand(place)
+            render = partial(question.render, place)
+            new_ids = render() if question.is_light(place) else await self.in_thread(render)
+            session.check()
+            return self._begin(session, question, place, new_ids)
+
+    def _begin(
+        self, session: Session, question: Question, place: Place, new_ids: NDArray[np.int32]
+    ) -> Live:
+        limit = self.policy.max_context
+        tokens = place.tokens + new_ids.size
+        if tokens >= limit:
+            message = f"prompt is too long: {tokens} tokens > {limit - 1} maximum"
+            raise RefusedError("overflow", message, tokens=tokens, limit=limit)
+        room = min(limit - tokens, session.room)
+        settled = self.rule.settle(question.ask, session.spec.sampling, room=room)
+        session.counts.update(f"other_sampling.{name}" for name in settled.other)
+        session.counts.update(f"ignored.{name}" for name in question.ask.ignored)
+        turn = session.capture.begin(
+            place,
+            new_ids,
+            sampling=settled.sampling,
+            trained=settled.trained,
+            now=time.monotonic(),
+        )
+        question.begun(turn)
+        live = Live(
+            turn=turn,
+            reading=question.reading(),
+            policy=self.policy,
+            prompt=Prompt(session.id, turn.prompt_ids, settled.sampling),
+            created=int(time.time()),
+            stops=bool(question.ask.wanted.stop),
+            on_sampled=session.add_sampled,
+            on_failed=session.forget,
+        )
+        session.keep(live)
+        live.start()
+        return live
