@@ -82,3 +82,15 @@ def test_a_template_reads_the_names_of_special_tokens(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_chat_is_told(tmp_path: Path, template, told: str) -> None:
     with pytest.raises(InvalidFieldError, match=told):
         Chat(folder(tmp_path, template))
+
+
+def test_what_a_template_marks_as_said_by_the_policy_is_rendered_as_it_stands(
+    tmp_path: Path,
+) -> None:
+    marked = "{% generation %}{{ messages[0].content }}{% endgeneration %}!"
+    assert Chat(folder(tmp_path, marked)).prompt([USER]) == "6 * 7!"
+
+
+def test_a_template_is_told_that_there_are_no_tools(tmp_path: Path) -> None:
+    asks = "{{ 'no ' if tools is none and documents is none }}tools"
+    assert Chat(folder(tmp_path, asks)).prompt([USER]) == "no tools"

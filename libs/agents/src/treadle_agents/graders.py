@@ -2,7 +2,9 @@
 
 A grader is a class whose fields are its configuration and whose call is `grader(answer, task)`, or,
 by path, a function of the same two. `answer` is what the policy said, without its stop token; the
-reward is a number within ±1e6. What a grader raises fails the episode, and is never a reward.
+reward is a number within ±1e6. What a grader raises fails the episode, and is never a reward. A
+grader may block: it is asked in a thread of its own. Those that need more than a comparison are in
+`treadle_agents.grading`.
 """
 
 import json
@@ -35,7 +37,7 @@ class Exact:
     """Field of the task."""
 
     def __call__(self, answer: str, task: Mapping[str, Json]) -> float:
-        return float(answer.strip() == str(_expected(task, self.field)).strip())
+        return float(answer.strip() == str(expected(task, self.field)).strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Number:
     """Field of the task: a number, or a text that ends with one."""
 
     def __call__(self, answer: str, task: Mapping[str, Json]) -> float:
-        right = last_number(str(_expected(task, self.field)))
+        right = last_number(str(expected(task, self.field)))
         if right is None:
             raise ValueError(f"task.{self.field}: expected a number, got none")
         return float(last_number(answer) == right)
@@ -76,7 +78,7 @@ class Regex:
         if found is None or "answer" not in found.groupdict():
             return float(found is not None)
         said = (found["answer"] or "").strip()
-        return float(said == str(_expected(task, self.field)).strip())
+        return float(said == str(expected(task, self.field)).strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class ReasoningGym:
         import_module("reasoning_gym")
 
     def __call__(self, answer: str, task: Mapping[str, Json]) -> float:
-        made: Any = _expected(task, "reasoning_gym")
+        made: Any = expected(task, "reasoning_gym")
         data = _data_set(made["task"], made["size"], made["seed"], json.dumps(made["config"]))
         said = import_module("reasoning_gym").utils.extract_answer(answer)
         return data.score_answer(answer if said is None else said, data[made["index"]])
@@ -103,7 +105,8 @@ def last_number(text: str) -> Decimal | None:
     return Decimal(found[-1].replace(",", "")) if found else None
 
 
-def _expected(task: Mapping[str, Json], field: str) -> Json:
+def expected(task: Mapping[str, Json], field: str) -> Json:
+    """What the task says in `field`; raises KeyError where it says nothing."""
     if field not in task:
         raise KeyError(f"task.{field}: required by the grader; the task has {', '.join(task)}")
     return task[field]

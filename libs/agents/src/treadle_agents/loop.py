@@ -1,19 +1,19 @@
 """The episode loop: an environment and a policy take turns until one of them is done."""
 
 import asyncio
-import contextlib
-import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.asking import InThread, ask, ask_before_the_policy, environment
+from treadle_agents.chat_agent import ChatAgent, ChatContext
 from treadle_agents.checks import check_metrics, check_result, check_sum, check_text
-from treadle_agents.env import Env, PolicyError, Result, Turn
-from treadle_agents.failures import EpisodeError, describe
+from treadle_agents.env import Env, Result, Turn
+from treadle_agents.failures import EpisodeError
 from treadle_agents.record import Generate, Recorder
 from treadle_core.episodes import Episode, FailureClass, Termination
 from treadle_core.tickets import Json, Sampling
@@ -37,8 +37,6 @@ class Sampled(Protocol):
 
 Extend = Callable[[Sequence[int]], Awaitable[Sampled]]
 """Shows the policy further ids of a session, and samples one turn (`Recorder.extend`)."""
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a blocking call elsewhere; `asyncio.to_thread`, or a pool's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +135,37 @@ async def play(
             return _outcome(rewards, ended, metrics)
 
 
-async def make(constructor: Callable[[], Any], *, in_thread: InThread = asyncio.to_thread) -> Env:
-    """Makes the environment of one episode. Raises EpisodeError of class environment."""
-    env = await _ask_before_the_policy(in_thread, constructor)
-    if not isinstance(env, Env):
+async def converse(
+    agent: ChatAgent, context: ChatContext, *, in_thread: InThread = asyncio.to_thread
+) -> Outcome:
+    """Runs an agent that talks to the policy by itself; the caller closes it.
+
+    Raises EpisodeError when the agent or the policy fails.
+    """
+    with environment():
+        result = check_result(await ask(in_thread, agent.run, context))
+    ended = Termination.TRUNCATED if result.truncated else Termination.FINISHED
+    return Outcome(result.reward, ended, result.metrics, ())
+
+
+async def make(
+    constructor: Callable[[], Any], *, in_thread: InThread = asyncio.to_thread
+) -> Env | ChatAgent:
+    """Makes the agent of one episode. Raises EpisodeError of class environment."""
+    agent = await ask_before_the_policy(in_thread, constructor)
+    if not isinstance(agent, Env | ChatAgent):
         raise EpisodeError(
             FailureClass.ENVIRONMENT,
-            f"agent: expected a treadle_agents.Env, got {type(env).__name__}",
+            "agent: expected a treadle_agents.Env or a treadle_agents.ChatAgent, "
+            f"got {type(agent).__name__}",
         )
-    return env
+    return agent
 
 
-async def close(env: Env, *, in_thread: InThread = asyncio.to_thread) -> None:
-    """Closes `env`; its failure is logged and changes nothing."""
+async def close(agent: Env | ChatAgent, *, in_thread: InThread = asyncio.to_thread) -> None:
+    """Closes `agent`; its failure is logged and changes nothing."""
     try:
-        await _ask(in_thread, env.close)
+        await ask(in_thread, agent.close)
     except EpisodeError as error:
         log.warning("agent.close failed: %s", error.message)
 
@@ -178,7 +192,7 @@ class _Agent:
 
     async def prompt(self, task: Mapping[str, Json], max_context: int) -> tuple[str, Sequence[int]]:
         """The prompt as text and ids, with room for at least one token."""
-        answer = await _ask_before_the_policy(self.in_thread, self.env.reset, task)
+        answer = await ask_before_the_policy(self.in_thread, self.env.reset, task)
         text = check_text("agent.reset", answer)
         ids = self.encode(text)
         if not 1 <= len(ids) < max_context:
@@ -190,59 +204,10 @@ class _Agent:
         return text, ids
 
     async def step(self, turn: Turn) -> Result:
-        result = await _ask(self.in_thread, self.env.step, turn)
-        with _environment():
+        result = await ask(self.in_thread, self.env.step, turn)
+        with environment():
             return check_result(result)
 
     def encode(self, text: str) -> Sequence[int]:
-        with _environment():
+        with environment():
             return self.words.encode(text)
-
-
-async def _ask(in_thread: InThread, method: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a method of an environment, plain or async."""
-    with _environment():
-        if inspect.iscoroutinefunction(method):
-            return await method(*arguments)
-        answer, error = await in_thread(lambda: _attempt(method, *arguments))
-        if error is not None:
-            raise error
-        return await answer if inspect.isawaitable(answer) else answer
-
-
-async def _ask_before_the_policy(
-    in_thread: InThread, method: Callable[..., Any], *arguments: Any
-) -> Any:
-    """Like `_ask`, where the policy has not said anything that could be its failure."""
-    try:
-        return await _ask(in_thread, method, *arguments)
-    except EpisodeError as error:
-        if error.failure_class is not FailureClass.POLICY:
-            raise
-        raise EpisodeError(FailureClass.ENVIRONMENT, error.message) from error
-
-
-def _attempt(method: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
-    """Returns what was raised: a future takes no StopIteration, and a loop ends at SystemExit."""
-    try:
-        return method(*arguments), None
-    except BaseException as error:  # noqa: BLE001, raised again by the caller
-        return None, error
-
-
-@contextlib.contextmanager
-def _environment() -> Generator[None]:
-    """Turns whatever an environment raises into EpisodeError, except our own cancellation."""
-    try:
-        yield
-    except (EpisodeError, GeneratorExit):
-        raise
-    except PolicyError as error:
-        raise EpisodeError(FailureClass.POLICY, describe(error)) from error
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise EpisodeError(FailureClass.ENVIRONMENT, describe(error)) from error
-    except BaseException as error:
-        raise EpisodeError(FailureClass.ENVIRONMENT, describe(error)) from error

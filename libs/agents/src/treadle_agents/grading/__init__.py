@@ -1,0 +1,1 @@
+"""Graders that need more than a comparison: a library, a sandbox, or another model."""
