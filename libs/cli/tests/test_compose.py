@@ -242,6 +242,35 @@ def test_a_score_of_a_step_that_is_not_published_cannot_be_had(recipe: dict[str,
     compose.compose(recipe)
 
 
+def test_the_gateway_and_the_services_share_no_port(recipe: dict[str, Any]) -> None:
+    recipe["rollout"]["gateway"] = {"port": 7000, "workers": 3}
+    recipe["trainer"]["listen"] = "127.0.0.1:7002"
+
+    told = problems(recipe)
+
+    assert "trainer.listen: expected a port outside 7000 to 7002, which rollout.gateway" in told
+    recipe["trainer"]["listen"] = "127.0.0.1:7003"
+    compose.compose(recipe)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "says"),
+    [
+        ({"host": "0.0.0.0"}, "gateway.host: expected loopback, or a certificate"),  # noqa: S104
+        ({"certificate": "c.pem"}, "certificate: expected with private_key"),
+        ({"port": 65535, "workers": 2}, "port: expected at most 65534"),
+        ({"run_token_file": "t", "run_token_env": "T"}, "run_token_file: expected alone"),
+        ({"other_sampling": "ignore"}, "rollout.gateway.other_sampling"),
+        ({"max_request": 3}, "did you mean rollout.gateway.max_requests"),
+    ],
+)
+def test_what_a_gateway_cannot_be_told_is_found_first(
+    recipe: dict[str, Any], gateway: dict[str, Any], says: str
+) -> None:
+    recipe["rollout"]["gateway"] = gateway
+    assert says in problems(recipe)
+
+
 def test_how_long_a_service_may_be_silent_is_for_the_supervisor(recipe: dict[str, Any]) -> None:
     plan = compose.compose({**recipe, "run": {**recipe["run"], "hung_s": 300}})
 

@@ -108,3 +108,14 @@ def test_a_server_that_is_not_installed_is_told(
     (problem,) = preflight.surroundings(services(tmp_path), own)
 
     assert problem.startswith("redis: not installed; install redis-server")
+
+
+def test_a_port_of_the_gateway_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = services(tmp_path) | {"rollout": services(tmp_path)["experience"]}
+        told["rollout"] = told["rollout"] | {"gateway": {"port": port}}
+        (problem,) = preflight.surroundings(told, ())
+    assert problem.startswith(f"rollout.gateway.port: 127.0.0.1:{port} cannot be listened on")

@@ -9,7 +9,7 @@ from treadle_rollout import conformance
 from treadle_rollout.adapters.scripted import ScriptedEngine
 from treadle_rollout.conformance.__main__ import examine, main, measures
 from treadle_rollout.conformance.tables import Tables
-from treadle_rollout.ports import GenerationRequest
+from treadle_rollout.ports import GenerationRequest, Heard
 
 
 def test_the_command_says_what_it_ran_and_what_did_not_apply(
@@ -36,9 +36,12 @@ def test_the_command_says_what_it_ran_and_what_did_not_apply(
 class Liar(ScriptedEngine):
     """Breaks promises about numbers, versions and stops, one each."""
 
-    async def generate(self, request: GenerationRequest) -> Generated:
+    async def generate(self, request: GenerationRequest, heard: Heard | None = None) -> Generated:
         made = await super().generate(request)
         made.logprobs[:] += 0.01
+        if heard:
+            heard(made)
+            heard(made)
         return made
 
     async def alias(self, version: int) -> None:
@@ -66,6 +69,8 @@ async def test_broken_promises_are_found_each_by_its_check() -> None:
         "every_token_states_the_version_that_sampled_it",
         "what_serves_nothing_has_no_alias",
         "versions_never_go_back",
+        "what_is_heard_is_what_is_returned",
+        "what_is_honoured_shapes_what_is_sampled",
     }
     assert "a_seed_fixes_what_is_sampled" in findings.passed
     assert not measures(findings)[-1].holds

@@ -5,14 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treadle_agents.chat_agent import ChatContext
 from treadle_agents.failures import EpisodeError
+from treadle_core.tickets import Sampling
 from treadle_rollout.frames import (
     MAX_FRAME,
+    AgentKind,
     FrameError,
     Say,
     Unpacker,
+    context_from_json,
+    context_to_json,
     failure_of,
     ids_of,
+    kind_of,
     outcome_of,
     pack,
 )
@@ -65,6 +71,19 @@ def test_whatever_a_worker_reports_is_an_outcome_or_a_failure_of_its_episode(fie
     for read in (ids_of, outcome_of):
         with contextlib.suppress(EpisodeError):
             read(fields)
+
+
+@given(st.lists(JUNK, max_size=3))
+def test_whatever_says_that_it_is_ready_states_a_kind_or_is_refused(fields: list) -> None:
+    with contextlib.suppress(FrameError):
+        assert kind_of(fields) in set(AgentKind)
+    assert kind_of(["chat"]) is AgentKind.CHAT
+
+
+def test_a_context_goes_to_a_worker_whole() -> None:
+    sampling = Sampling(0.5, 7, logit_bias={3: 1.5}, schema={"type": "object"})
+    context = ChatContext({"a": [1, None]}, "b/v1", "b", "key", "policy", sampling, 99, 1.5)
+    assert context_from_json(context_to_json(context)) == context
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e7, "x", None])

@@ -22,10 +22,12 @@ from treadle_payloads.codec import decode_payload
 from treadle_payloads.files import FileStore
 from treadle_payloads.store import INLINE_LIMIT
 from treadle_rollout.adapters.memory_experience import MemoryExperience
+from treadle_rollout.adapters.script import Asked, Script
 from treadle_rollout.adapters.scripted import ScriptedEngine
 from treadle_rollout.attempts import AttemptRunner, AttemptSettings
 from treadle_rollout.core.replica import ReplicaState
-from treadle_rollout.ports import Attempt, GenerationRequest, Lease, Result
+from treadle_rollout.players import EnvPlayer, Worth
+from treadle_rollout.ports import Attempt, GenerationRequest, Heard, Lease, Result
 from treadle_rollout.replica import Replica, ReplicaSettings
 from treadle_runtime.doorbell import Doorbell, Topic
 from treadle_runtime.doorbells.memory import MemoryDoorbell
@@ -39,8 +41,8 @@ FOR_EVER = 30.0
 """Seconds: longer than any test."""
 
 
-def says(*ids: int) -> Callable[[str, int], list[int]]:
-    return lambda session, prompt_tokens: [*ids]
+def says(*ids: int) -> Script:
+    return lambda asked: [*ids]
 
 
 @dataclass
@@ -101,14 +103,14 @@ def rig(pools: Callable[[str], Any], store: FileStore) -> Callable[..., Any]:
         def count(tokens: int) -> None:
             state.sampled_tokens += tokens
 
-        settings = AttemptSettings("run", 8, failure_reward, delivery_s, inline_bytes)
-        runner = AttemptRunner(settings, experience, engine, pool, store, count)
+        player = EnvPlayer(engine, pool, 8, Worth(failure_reward), count)
+        settings = AttemptSettings("run", delivery_s, inline_bytes)
+        runner = AttemptRunner(settings, experience, player, store)
         replica = Replica(
             ReplicaSettings(slots, wait_s=0.05, grace_s=grace_s),
             experience=experience,
             bell=bell or PollDoorbell(run_id="run"),
             engine=engine,
-            agents=pool,
             runner=runner,
             state=state,
         )
@@ -136,16 +138,14 @@ async def test_what_is_recorded_is_what_was_sampled_and_never_tokenised_again(
 async def test_a_version_installed_within_a_turn_is_recorded_token_by_token(
     rig: Callable[..., Any], ticket: Callable[..., Ticket]
 ) -> None:
-    engine = ScriptedEngine()
-
-    def script(session: str, prompt_tokens: int) -> list[int]:
+    def script(asked: Asked) -> list[int]:
         loop = asyncio.get_running_loop()
         swap = partial(engine.install, engine.served_version + 1)
         loop.call_later(0.03, lambda: swaps.append(loop.create_task(swap())))
         return [0, 2, 0, 2, END]
 
     swaps: list[asyncio.Task[None]] = []
-    engine.script, engine.token_s = script, 0.02
+    engine = ScriptedEngine(script=script, token_s=0.02)
     async with rig([ticket()], engine) as r:
         await r.replica.run()
     segment = r.segment()
@@ -399,13 +399,15 @@ async def test_episodes_that_did_nothing_wrong_are_handed_back_when_their_worker
     class SlowOnce(ScriptedEngine):
         """Samples nothing for first attempts; the bad agent comes when all others wait."""
 
-        async def generate(self, request: GenerationRequest) -> Generated:
+        async def generate(
+            self, request: GenerationRequest, heard: Heard | None = None
+        ) -> Generated:
             if request.session in ("e0-1", "e1-1", "e2-1"):
                 waiting.add(request.session)
                 await asyncio.sleep(FOR_EVER)
             if request.session == "bad-1":
                 await until(lambda: len(waiting) == 3)
-            return await super().generate(request)
+            return await super().generate(request, heard)
 
     waiting: set[str] = set()
     engine = SlowOnce(script=says(0, END))
@@ -452,11 +454,13 @@ async def test_workers_that_are_killed_again_and_again_lose_no_ticket(
     class Killing(ScriptedEngine):
         """Kills the worker whose agent asks for a turn: 30 turns later it is another one."""
 
-        async def generate(self, request: GenerationRequest) -> Generated:
+        async def generate(
+            self, request: GenerationRequest, heard: Heard | None = None
+        ) -> Generated:
             asked.append(request.session)
             if len(asked) in (30, 60, 90):
                 os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
-            return await super().generate(request)
+            return await super().generate(request, heard)
 
     asked: list[str] = []
     tickets = [ticket(f"e{i}", task={"prompt": "c", "do": "well"}) for i in range(60)]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import urllib.request
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from treadle.rollout.v1 import rollout_service_pb2 as rollout_pb
 from treadle.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from treadle_core.episodes import FailureClass, Termination
 from treadle_core.tickets import Sampling, Ticket
+from treadle_gateway.testing import write_model
 from treadle_payloads.codec import decode_payload
 from treadle_payloads.store import PayloadReference
 from treadle_rollout import wire
@@ -42,8 +44,8 @@ from treadle_weights.wire import layout_from_wire, load_order_to_wire
 
 pytestmark = pytest.mark.processes
 
-LAYOUT = whole({"bigrams": ("float32", (6, 6))})
 AGENTS = Path(__file__).parent / "bad_agents.py"
+GREETING = f"{Path(__file__).parent / 'chat_agents.py'}:greeting"
 
 
 class Ledger(experience_grpc.ExperienceServiceServicer):
@@ -92,16 +94,18 @@ class Ledger(experience_grpc.ExperienceServiceServicer):
 class OneVersion(refit_grpc.RefitServiceServicer):
     """Brings every engine to version 1."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, vocabulary: int) -> None:
         self.heard: list[Any] = []
+        bigrams = np.ones((vocabulary, vocabulary), np.float32)
+        self.layout = whole({"bigrams": ("float32", bigrams.shape)})
         self._sender = SharedMemory().sender(run_id)
-        arena = SharedMemory().arena(run_id, 1, LAYOUT.size())
-        digests = self._sender.send(arena, LAYOUT, [("bigrams", np.ones((6, 6), np.float32))])
-        self._order = LoadOrder(1, arena, LAYOUT, plan(LAYOUT, LAYOUT), digests)
+        arena = SharedMemory().arena(run_id, 1, self.layout.size())
+        digests = self._sender.send(arena, self.layout, [("bigrams", bigrams)])
+        self._order = LoadOrder(1, arena, self.layout, plan(self.layout, self.layout), digests)
 
     async def Attend(self, request: Any, context: Any) -> Any:
         self.heard.append(request)
-        assert layout_from_wire(request.layout) == LAYOUT
+        assert layout_from_wire(request.layout) == self.layout
         if request.serving == 1:
             await asyncio.sleep(0.2)
             return refit_pb.AttendResponse()
@@ -170,10 +174,10 @@ class World:
 @pytest.fixture
 def world(tokenizer: Path, tmp_path: Path) -> Callable[..., Any]:
     @contextlib.asynccontextmanager
-    async def begin(tickets: list[Ticket]) -> AsyncGenerator[World]:
+    async def begin(tickets: list[Ticket], vocabulary: int = 6) -> AsyncGenerator[World]:
         run_id = f"run-{uuid.uuid4().hex[:12]}"
         address = f"unix:{tmp_path}/peers"
-        ledger, refit = Ledger(MemoryExperience(tickets)), OneVersion(run_id)
+        ledger, refit = Ledger(MemoryExperience(tickets)), OneVersion(run_id, vocabulary)
         server = grpc.aio.server(interceptors=[CallInterceptor("treadle.test")])
         experience_grpc.add_ExperienceServiceServicer_to_server(ledger, server)
         refit_grpc.add_RefitServiceServicer_to_server(refit, server)
@@ -184,7 +188,7 @@ def world(tokenizer: Path, tmp_path: Path) -> Callable[..., Any]:
             "listen": f"unix:{tmp_path}/rollout",
             "experience_address": address,
             "refit_address": address,
-            "engine": {"name": "scripted", "vocabulary": 6},
+            "engine": {"name": "scripted", "vocabulary": vocabulary},
             "agent": {"name": f"{AGENTS}:Counting", "turns": 2},
             "slots": 8,
             "max_turns": 8,
@@ -267,6 +271,70 @@ async def test_the_agents_of_a_killed_replica_end_by_themselves(
     assert len(pids) == 2
 
 
+async def test_a_client_plays_an_episode_of_a_replica_that_has_no_agents(
+    world: Callable[..., Any], ticket: Callable[..., Ticket], tmp_path: Path
+) -> None:
+    vocabulary = write_model(tmp_path / "policy").get_vocab_size()
+    asked = ticket(task={"prompt": "go"}, sampling=Sampling(max_tokens=200))
+    async with world([asked], vocabulary) as w:
+        process = await w.start(
+            run=w.config["run"] | {"model": str(tmp_path / "policy")},
+            engine={"name": "scripted", "stop_tokens": ["<|im_end|>"], "script": GREETING},
+            agent={"name": "external"},
+        )
+        async with connect(w.config["listen"]) as channel:
+            stub = RolloutServiceStub(channel)
+            request = rollout_pb.OpenSessionRequest(request_id="r1", wait=duration(20.0))
+            opened = await stub.OpenSession(request, wait_for_ready=True, timeout=60)
+            assert json.loads(opened.task_json) == {"prompt": "go"}
+            assert (opened.temperature, opened.max_tokens) == (1.0, 200)
+            said = await asyncio.to_thread(chat, opened)
+            end = rollout_pb.EndSessionRequest(session=opened.session, reward=1.0)
+            with pytest.raises(grpc.aio.AioRpcError, match="token: expected the token of"):
+                await stub.EndSession(end, timeout=60)
+            end.token = opened.token
+            await stub.EndSession(end, timeout=60)
+        _, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+    result = w.experience.results["e"]
+    (segment,) = decode_payload(result.inline)
+    assert (result.reward, result.num_trained) == (1.0, len("hello") + 1)
+    assert said["choices"][0]["message"]["content"] == "hello"
+    assert said["usage"]["total_tokens"] == segment.num_tokens
+    last = w.rows()[-1]
+    assert (last["gateway_requests"], last["sampled_tokens"]) == (1, result.num_trained)
+
+
+async def test_a_replica_that_plays_itself_gives_no_episode_away(
+    world: Callable[..., Any], ticket: Callable[..., Ticket]
+) -> None:
+    async with world([ticket()]) as w:
+        process = await w.start(engine={"name": "scripted", "vocabulary": 6, "token_s": 30.0})
+        async with connect(w.config["listen"]) as channel:
+            stub = RolloutServiceStub(channel)
+            opening = rollout_pb.OpenSessionRequest(request_id="r")
+            ending = rollout_pb.EndSessionRequest(session="s")
+            for call in (
+                stub.OpenSession(opening, wait_for_ready=True, timeout=60),
+                stub.EndSession(ending, wait_for_ready=True, timeout=60),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError, match="expected external"):
+                    await call
+        process.kill()
+        await process.communicate()
+
+
+def chat(opened: rollout_pb.OpenSessionResponse) -> Any:
+    body = {"model": opened.model, "messages": [{"role": "user", "content": "go"}]}
+    request = urllib.request.Request(  # noqa: S310, of the gateway
+        f"{opened.openai_url}/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json", "authorization": f"Bearer {opened.token}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
+        return json.load(reply)
+
+
 def children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
@@ -304,6 +372,12 @@ def gone(pid: int) -> bool:
             {"run": {"id": "run", "dir": "nowhere", "model": "/nowhere"}},
             ["run.model: expected a folder with tokenizer.json"],
             id="model",
+        ),
+        pytest.param({"agent": {"name": "external"}}, ["gateway: "], id="template"),
+        pytest.param(
+            {"agent": {"name": "external"}, "gateway": {"run_token_env": "NONE_SUCH"}},
+            ["gateway.run_token_env: expected at least 16 characters, got 0"],
+            id="run-token",
         ),
     ],
 )

@@ -194,7 +194,7 @@ def test_keys_of_broken_weights_do_not_outlive_their_replacement(tmp_path: Path)
     decoder.install(2)
     ended = []
     while not decoder.idle:
-        ended += decoder.step()
+        ended += decoder.step().ended
     assert len(ended) == 2
     for _, turn in ended:
         assert isinstance(turn, Generated)

@@ -55,7 +55,7 @@ def hear(line: socket.socket, unpacker: Unpacker) -> list[Any]:
 def test_a_worker_whose_loop_is_held_says_by_whom_and_ends(worker: Any) -> None:
     line, process = worker
     unpacker = Unpacker()
-    assert hear(line, unpacker) == [(Say.READY, [])]
+    assert hear(line, unpacker) == [(Say.READY, ["env"])]
     line.sendall(pack(Say.PLAY, 0, json.dumps({"prompt": "c", "do": "blocks"}), 64, 8))
     assert hear(line, unpacker) == [(Say.EXTEND, [0, b"\x04\0\0\0"])]
     line.sendall(pack(Say.SAMPLED, 0, b"\x01\0\0\0", False))
@@ -75,7 +75,7 @@ def test_a_worker_whose_loop_is_held_says_by_whom_and_ends(worker: Any) -> None:
 )
 def test_a_worker_ends_when_its_replica_is_gone_or_talks_nonsense(worker: Any, sent: bytes) -> None:
     line, process = worker
-    assert hear(line, Unpacker()) == [(Say.READY, [])]
+    assert hear(line, Unpacker()) == [(Say.READY, ["env"])]
     line.sendall(sent)
     line.shutdown(socket.SHUT_WR)
     process.communicate(timeout=20)

@@ -104,7 +104,7 @@ async def test_agents_see_no_variable_that_could_hold_a_secret(
     ("agent", "says"),
     [
         ("NoSuch", "has no 'NoSuch'"),
-        ("NoEnv", "agent: expected a treadle_agents.Env, got NoEnv"),
+        ("NoEnv", "agent: expected a treadle_agents.Env or a treadle_agents.ChatAgent, got"),
         ("BadConstructor", "OSError: no display"),
     ],
 )

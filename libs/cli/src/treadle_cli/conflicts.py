@@ -20,6 +20,7 @@ def conflicts(models: Mapping[str, BaseModel]) -> list[str]:
         *_publications(models),
         *_evaluations(models),
         *_payloads(models),
+        *_ports(models),
     ]
 
 
@@ -91,6 +92,18 @@ def _payloads(models: Mapping[str, BaseModel]) -> Iterable[str]:
                 f"{spool}: expected at least {key} {budget}, near which a checkpoint is asked for "
                 f"so that payloads go, got {on_node}"
             )
+
+
+def _ports(models: Mapping[str, BaseModel]) -> Iterable[str]:
+    keys = ("rollout.gateway.port", "rollout.gateway.workers")
+    for first, workers in _known(models, *keys):
+        for name, model in models.items():
+            port = getattr(model, "listen", "").rpartition(":")[2]
+            if first and port.isdigit() and first <= int(port) < first + workers:
+                yield (
+                    f"{name}.listen: expected a port outside {first} to {first + workers - 1}, "
+                    f"which {keys[0]} and {keys[1]} take, got {port}"
+                )
 
 
 def _known(models: Mapping[str, BaseModel], *keys: str) -> Iterable[tuple[int, ...]]:

@@ -59,7 +59,17 @@ def surroundings(
     for name, told in services.items():
         if why := _taken(told["listen"]):
             found.append(f"{name}.listen: {told['listen']} cannot be listened on: {why}")
+    found += _gateway(services["rollout"].get("gateway") or {}) if "rollout" in services else []
     return found
+
+
+def _gateway(told: Mapping[str, Any]) -> Iterator[str]:
+    """Ports of the gateway's workers that are taken."""
+    host, first = told.get("host", "127.0.0.1"), told.get("port", 0)
+    where = f"[{host}]" if ":" in host else host
+    for port in range(first, first + told.get("workers", 1)) if first else ():
+        if why := _taken(f"{where}:{port}"):
+            yield f"rollout.gateway.port: {where}:{port} cannot be listened on: {why}"
 
 
 def _servers(services: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

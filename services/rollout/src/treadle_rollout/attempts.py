@@ -3,33 +3,22 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
 from opentelemetry.context import Context
 
 from treadle_agents.failures import EpisodeError
 from treadle_agents.loop import Outcome
-from treadle_agents.record import Generated, Recorder
-from treadle_core.episodes import FailureClass, Segment, Termination
+from treadle_core.episodes import FailureClass, Segment
 from treadle_core.errors import Kind, TreadleError
-from treadle_core.tickets import Sampling, Ticket
+from treadle_core.tickets import Ticket
 from treadle_payloads.codec import encode_payload
 from treadle_payloads.store import INLINE_LIMIT, PayloadStore
 from treadle_rollout.core.results import Verdict, result_of, verdict
-from treadle_rollout.ports import (
-    Agents,
-    AgentsLostError,
-    Attempt,
-    Engine,
-    Experience,
-    Failure,
-    GenerationRequest,
-    Job,
-)
+from treadle_rollout.players import Player
+from treadle_rollout.ports import AgentsLostError, Attempt, Experience, Failure
 from treadle_runtime import telemetry
 from treadle_runtime.failpoints import failpoint
 
@@ -44,9 +33,6 @@ class AttemptSettings:
     """How attempts are run."""
 
     run_id: str
-    max_turns: int
-    failure_reward: float | None = None
-    """Reward of an episode that the policy failed; None: it is a failed attempt like others."""
     delivery_s: float = 300.0
     """Seconds for which a report is repeated while the ledger does not take it."""
     inline_bytes: int = INLINE_LIMIT
@@ -55,19 +41,18 @@ class AttemptSettings:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRunner:
-    """Plays a ticket with the agents and the engine, and reports what came of it."""
+    """Has a ticket played, and reports what came of it."""
 
     settings: AttemptSettings
     experience: Experience
-    engine: Engine
-    agents: Agents
+    player: Player
     payloads: PayloadStore
-    on_tokens: Callable[[int], None]
-    """Told of every turn how many tokens it sampled."""
     on_completed: Callable[[Ticket, tuple[Segment, ...], Outcome], None] | None = None
     """Told of every episode whose result the ledger took."""
     on_failed: Callable[[Attempt, Failure], None] | None = None
     """Told of every failure that the ledger took."""
+    on_counts: Callable[[Mapping[str, float]], None] | None = None
+    """Told of every episode that had a session what happened there."""
 
     async def run(self, ticket: Ticket) -> str:
         """Returns how the attempt ended, in a word. Cancelling it reports nothing.
@@ -101,49 +86,19 @@ class AttemptRunner:
 
     async def _play(self, ticket: Ticket) -> tuple[tuple[Segment, ...], Outcome]:
         """Raises EpisodeError or AgentsLostError."""
-        session = f"{ticket.episode_id}-{ticket.attempt}"
-        generate = partial(self._generate, ticket.episode_id, session)
-        recorder = Recorder(generate, ticket.sampling, self.engine.max_context)
-        job = Job(
-            task=ticket.spec,
-            max_context=self.engine.max_context,
-            max_turns=self.settings.max_turns,
-            deadline_s=ticket.deadline_s,
-        )
         try:
-            try:
-                outcome = await self.agents.play(job, recorder.extend)
-            except EpisodeError as error:
-                outcome = self._rewarded(error)
-            segments = recorder.segments(trainable=not ticket.evaluation)
+            played = await self.player.play(ticket)
         except TreadleError as error:
             if error.kind is Kind.BROKEN:
                 raise
             message = f"engine: {error.reason}: {error.message}"
             raise EpisodeError(FailureClass.INFRASTRUCTURE, message) from error
-        finally:
-            self.engine.release(session)
-        if not segments:
+        if self.on_counts and played.counts:
+            self.on_counts(played.counts)
+        if not played.segments:
             message = "the agent ended the episode before the policy said anything"
             raise EpisodeError(FailureClass.ENVIRONMENT, message)
-        return segments, outcome
-
-    def _rewarded(self, error: EpisodeError) -> Outcome:
-        """What a failure is worth where the recipe says so; else raises it."""
-        reward = self.settings.failure_reward
-        if reward is None or error.failure_class is not FailureClass.POLICY:
-            raise error
-        return Outcome(reward, Termination.FAILED, {}, ())
-
-    async def _generate(
-        self, episode: str, session: str, prompt: NDArray[np.int32], sampling: Sampling
-    ) -> Generated:
-        request = GenerationRequest(session, prompt, sampling, episode)
-        with telemetry.tracer().start_as_current_span("turn") as span:
-            made = await self.engine.generate(request)
-            span.set_attribute("treadle.version", int(made.policy_version.max(initial=0)))
-        self.on_tokens(made.token_ids.size)
-        return made
+        return played.segments, played.outcome
 
     async def _complete(
         self,

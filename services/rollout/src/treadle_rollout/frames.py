@@ -6,19 +6,23 @@ sends is data: bounded, and checked by whoever reads it.
 """
 
 import asyncio
+import dataclasses
+import json
 import struct
 from collections.abc import Iterator
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, cast
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.chat_agent import ChatContext
 from treadle_agents.failures import EpisodeError
 from treadle_agents.loop import Outcome
 from treadle_core.episodes import Episode, FailureClass, Termination
 from treadle_core.errors import InvalidFieldError
+from treadle_core.tickets import Sampling
 
 MAX_FRAME = 64 * 1024 * 1024
 """Most bytes of one frame."""
@@ -34,7 +38,7 @@ class Say(IntEnum):
     START = 0
     """To the worker, first: tokenizer file, name and parameters of the agent plugin, places."""
     READY = 1
-    """From the worker: agents can be made."""
+    """From the worker: agents can be made; their kind."""
     REFUSED = 2
     """From the worker: they cannot; message."""
     PLAY = 3
@@ -51,6 +55,17 @@ class Say(IntEnum):
     """From the worker: key; its environment is closed and its place is free."""
     CANCEL = 9
     """To the worker: key; end the episode."""
+    CONVERSE = 10
+    """To the worker: key, context of an agent that talks by itself, as JSON."""
+
+
+class AgentKind(StrEnum):
+    """Who owns an episode's loop."""
+
+    ENV = "env"
+    """We do: PLAY, then EXTEND and SAMPLED."""
+    CHAT = "chat"
+    """The agent does, and talks to the gateway: CONVERSE."""
 
 
 class FrameError(Exception):
@@ -113,6 +128,28 @@ def _parse(body: bytes) -> tuple[Say, list[Any]]:
         return Say(message[0]), message[1:]
     except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
         raise FrameError(f"not a frame: {error}") from error
+
+
+def kind_of(fields: list[Any]) -> AgentKind:
+    """What READY says. Raises FrameError where it is none."""
+    match fields:
+        case [str(kind)] if kind in set(AgentKind):
+            return AgentKind(kind)
+        case _:
+            raise FrameError("expected the kind of the agents")
+
+
+def context_to_json(context: ChatContext) -> str:
+    """What CONVERSE carries."""
+    return json.dumps(dataclasses.asdict(context))
+
+
+def context_from_json(text: str) -> ChatContext:
+    """What CONVERSE carried."""
+    said = json.loads(text)
+    sampling = said.pop("sampling")
+    biases = {int(token): bias for token, bias in sampling.pop("logit_bias").items()}
+    return ChatContext(**said, sampling=Sampling(**sampling, logit_bias=biases))
 
 
 def ids_of(fields: list[Any]) -> NDArray[np.int32]:

@@ -10,10 +10,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.chat_agent import ChatContext
 from treadle_agents.loop import Outcome
 from treadle_agents.record import Generated
 from treadle_core.episodes import FailureClass, Termination
 from treadle_core.tickets import Json, Sampling, Ticket
+from treadle_gateway import terms
+from treadle_gateway.terms import Access, Captured, SessionSpec
 from treadle_payloads.store import PayloadReference
 from treadle_weights.layouts import Layout
 from treadle_weights.transport import LoadOrder
@@ -30,6 +33,10 @@ class GenerationRequest:
     sampling: Sampling
     episode: str = ""
     """The episode that the session is an attempt at; empty for none."""
+
+
+Heard = Callable[[Generated], None]
+"""Told of a turn in pieces, in order, on the event loop of the call; neither raises nor blocks."""
 
 
 class Engine(Protocol):
@@ -56,6 +63,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def samplings(self) -> frozenset[str]:
+        """Optional fields of `Sampling` that it honours (`treadle_core.tickets.SHAPES`)."""
+        ...
+
+    @property
     def layout(self) -> Layout:
         """Which rectangle of which tensor lies where in `arrival`."""
         ...
@@ -65,10 +77,15 @@ class Engine(Protocol):
         """Buffer that the next version's bytes are written into, [bytes]; decoding goes on."""
         ...
 
-    async def generate(self, request: GenerationRequest) -> Generated:
+    async def generate(self, request: GenerationRequest, heard: Heard | None = None) -> Generated:
         """Samples one turn. Cancelling the call frees its place at the next token.
 
+        `heard` is told what was sampled while it is: its pieces are together what is returned,
+        only the last may have `length`, and all come before the call returns. A call that fails or
+        is cancelled has been heard in part.
+
         Raises:
+            InvalidFieldError: a field is outside its limits, or none that the engine honours.
             ContextOverflowError: the prompt leaves no room for a token.
             NonFiniteLogprobError: a sampled token has no finite log-probability.
         """
@@ -274,4 +291,43 @@ class Agents(Protocol):
             AgentsLostError: hand its ticket back.
             Exception: whatever `extend` raised.
         """
+        ...
+
+    async def converse(self, context: ChatContext) -> Outcome:
+        """Plays one episode with an agent that talks to the policy by itself; raises as `play`."""
+        ...
+
+
+class Sessions(Protocol):
+    """Where agents that talk by themselves find the policy; what they said is kept there.
+
+    Calls raise SessionLostError where the record is lost: hand the ticket back.
+    """
+
+    @property
+    def model_name(self) -> str:
+        """The name that the policy answers to."""
+        ...
+
+    async def open(self, episode: str, spec: SessionSpec) -> Access:
+        """Opens a session for an attempt at an episode. Raises DrainingError too."""
+        ...
+
+    async def offer(self, episode: str, spec: SessionSpec) -> Access:
+        """Waits until a client from anywhere takes the episode, then opens its session.
+
+        Cancelling the call withdraws the offer. Raises DrainingError too.
+        """
+        ...
+
+    async def outcome(self, session: str) -> terms.Outcome:
+        """Waits until the client ended its session, or its time is over."""
+        ...
+
+    async def end(self, session: str) -> Captured:
+        """Ends a session and returns what it came to."""
+        ...
+
+    def close(self, session: str) -> None:
+        """Ends a session that nothing is wanted of; one that has ended is ignored."""
         ...

@@ -11,7 +11,7 @@ from treadle_core.tickets import Ticket
 from treadle_rollout.attempts import AttemptRunner
 from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.core.results import Verdict, verdict
-from treadle_rollout.ports import Agents, Attempt, Engine, Experience, Lease
+from treadle_rollout.ports import Attempt, Engine, Experience, Lease
 from treadle_runtime.doorbell import SWEEP_S, Doorbell, Topic
 from treadle_runtime.failpoints import failpoint
 
@@ -47,7 +47,6 @@ class Replica:
         experience: Experience,
         bell: Doorbell,
         engine: Engine,
-        agents: Agents,
         runner: AttemptRunner,
         state: ReplicaState,
     ) -> None:
@@ -56,7 +55,6 @@ class Replica:
         self._experience = experience
         self._bell = bell
         self._engine = engine
-        self._agents = agents
         self._runner = runner
         self._state = state
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
@@ -154,7 +152,7 @@ class Replica:
 
     @property
     def _room(self) -> int:
-        return min(self._state.free, self._agents.free)
+        return min(self._state.free, self._runner.player.free)
 
     def _start(self, group: asyncio.TaskGroup, ticket: Ticket) -> None:
         attempt = Attempt(ticket.episode_id, ticket.attempt)

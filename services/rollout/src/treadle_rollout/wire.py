@@ -11,6 +11,8 @@ from treadle.rollout.v1 import rollout_service_pb2 as rollout_pb
 from treadle_core.errors import InvalidFieldError
 from treadle_core.ids import checked_id
 from treadle_core.tickets import Json, Sampling, Ticket
+from treadle_gateway import terms
+from treadle_gateway.terms import Access, SessionSpec
 from treadle_payloads.outcomes import FAILURE_CLASSES, TERMINATIONS
 from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.ports import (
@@ -150,6 +152,33 @@ def replica_to_wire(
         waited_s=state.waited_s(now),
         up_s=now - state.started_at,
         draining=state.draining,
+    )
+
+
+def session_to_wire(
+    access: Access, spec: SessionSpec, *, model_name: str
+) -> rollout_pb.OpenSessionResponse:
+    return rollout_pb.OpenSessionResponse(
+        session=access.session,
+        token=access.token,
+        openai_url=access.urls["openai"],
+        anthropic_url=access.urls["anthropic"],
+        model=model_name,
+        task_json=json.dumps(dict(spec.task)).encode(),
+        temperature=spec.sampling.temperature,
+        max_tokens=spec.sampling.max_tokens,
+        deadline=duration(spec.deadline_s),
+    )
+
+
+def outcome_from_wire(message: rollout_pb.EndSessionRequest) -> terms.Outcome:
+    """Raises InvalidFieldError naming the field."""
+    return terms.Outcome(
+        reward=message.reward if message.HasField("reward") else None,
+        turn_rewards=tuple(message.turn_rewards),
+        metrics=dict(message.metrics),
+        truncated=message.truncated,
+        no_reward=message.no_reward,
     )
 
 

@@ -1,8 +1,8 @@
 """Process that agents run in: `python -m treadle_rollout.worker FD`, FD being a socket.
 
 It hosts many episodes at once and holds neither weights nor records: token ids come and go over
-the socket, and the replica keeps what was sampled. It ends, with all that its agents started, when
-the replica is gone.
+the socket, and the replica keeps what was sampled; an agent that talks by itself goes to the
+gateway. It ends, with all that its agents started, when the replica is gone.
 """
 
 import asyncio
@@ -15,23 +15,35 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
+from treadle_agents.chat_agent import ChatAgent
 from treadle_agents.env import Env
 from treadle_agents.failures import EpisodeError, describe
-from treadle_agents.loop import Limits, Words, close, make, play
-from treadle_rollout.frames import FrameError, Packer, Say, Unpacker
+from treadle_agents.loop import Limits, Outcome, Words, close, converse, make, play
+from treadle_core.episodes import FailureClass
+from treadle_rollout.frames import (
+    AgentKind,
+    FrameError,
+    Packer,
+    Say,
+    Unpacker,
+    context_from_json,
+)
+from treadle_rollout.words import words_of
 from treadle_runtime.plugins import PluginConfig, factory, load
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STALLED_S = 30.0
 """A loop that does not turn for so long is held by an agent; the process says where and ends."""
@@ -78,9 +90,10 @@ class Host:
     def handle(self, say: Say, fields: list[Any]) -> None:
         """Acts on one frame of the replica; what concerns an ended episode is ignored."""
         key = fields[0]
-        if say is Say.PLAY:
+        if say in (Say.PLAY, Say.CONVERSE):
             episode = self._episodes[key] = Episode(key, self.packer)
-            episode.task = asyncio.create_task(self._run(episode, *fields[1:]))
+            run = self._play if say is Say.PLAY else self._converse
+            episode.task = asyncio.create_task(self._run(episode, partial(run, *fields[1:])))
             episode.task.add_done_callback(lambda _: self._close(key))
         elif (known := self._episodes.get(key)) is None:
             return
@@ -93,18 +106,13 @@ class Host:
         del self._episodes[key]
         self.packer.send(Say.CLOSED, key)
 
-    async def _run(self, episode: Episode, task: str, max_context: int, max_turns: int) -> None:
-        env: Env | None = None
+    async def _run(
+        self, episode: Episode, run: "Callable[[Env | ChatAgent, Episode], Awaitable[Outcome]]"
+    ) -> None:
+        agent: Env | ChatAgent | None = None
         try:
-            env = await make(self.constructor, in_thread=self._in_thread)
-            outcome = await play(
-                env,
-                json.loads(task),
-                extend=episode.extend,
-                words=self.words,
-                limits=Limits(max_context, max_turns),
-                in_thread=self._in_thread,
-            )
+            agent = await make(self.constructor, in_thread=self._in_thread)
+            outcome = await run(agent, episode)
             self.packer.send(
                 Say.ENDED,
                 episode.key,
@@ -116,8 +124,25 @@ class Host:
         except EpisodeError as error:
             self.packer.send(Say.FAILED, episode.key, error.failure_class.value, error.message)
         finally:
-            if env is not None:
-                await close(env, in_thread=self._in_thread)
+            if agent is not None:
+                await close(agent, in_thread=self._in_thread)
+
+    async def _play(
+        self, task: str, max_context: int, max_turns: int, agent: Env | ChatAgent, episode: Episode
+    ) -> Outcome:
+        return await play(
+            _of_kind(agent, Env),
+            json.loads(task),
+            extend=episode.extend,
+            words=self.words,
+            limits=Limits(max_context, max_turns),
+            in_thread=self._in_thread,
+        )
+
+    async def _converse(self, context: str, agent: Env | ChatAgent, episode: Episode) -> Outcome:
+        return await converse(
+            _of_kind(agent, ChatAgent), context_from_json(context), in_thread=self._in_thread
+        )
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         """Runs a blocking call; a thread cannot be stopped, so cancelling waits for its end."""
@@ -153,23 +178,21 @@ def end_group() -> None:
     os._exit(0)
 
 
-def words_of(path: str) -> Words:
-    """The raw tokenizer of a `tokenizer.json`: nothing is added, skipped, cut or padded."""
-    tokenizer = Tokenizer.from_file(path)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return Words(
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-    )
-
-
 def agent_of(name: str, parameters: dict[str, Any], model: Path) -> Callable[[], Any]:
     """What makes the agent of an episode; one that takes `model` is given the policy's folder."""
     group = "treadle.agents"
     takes_model = "model" in inspect.signature(load(group, name)).parameters
     provided = {"model": model} if takes_model else {}
     return factory(group, PluginConfig(name=name, **{**provided, **parameters}))
+
+
+def _of_kind(agent: Env | ChatAgent, kind: type[T]) -> T:
+    """Raises EpisodeError where a constructor makes agents of one kind, then of the other."""
+    if not isinstance(agent, kind):
+        expected = f"{kind.__name__} as the first one"
+        message = f"agent: expected a {expected}, got {type(agent).__name__}"
+        raise EpisodeError(FailureClass.ENVIRONMENT, message)
+    return agent
 
 
 def refusal(error: BaseException) -> str:
@@ -198,7 +221,9 @@ async def serve(line: socket.socket) -> None:
     tokenizer, name, parameters, places = await started
     try:
         constructor = agent_of(name, json.loads(parameters), Path(tokenizer).parent)
-        await close(await make(constructor))
+        first = await make(constructor)
+        await close(first)
+        kind = AgentKind.ENV if isinstance(first, Env) else AgentKind.CHAT
         words = words_of(tokenizer)
     except BaseException as error:  # noqa: BLE001, whatever importing an agent raises is told
         packer.send(Say.REFUSED, refusal(error))
@@ -206,7 +231,7 @@ async def serve(line: socket.socket) -> None:
         transport.close()
     else:
         host = Host(packer, words, constructor, ThreadPoolExecutor(places, "agent"))
-        packer.send(Say.READY)
+        packer.send(Say.READY, kind.value)
     while True:
         faulthandler.dump_traceback_later(STALLED_S, exit=True)
         await asyncio.sleep(BEAT_S)

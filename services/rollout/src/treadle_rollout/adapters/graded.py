@@ -23,7 +23,7 @@ class Graded(Env):
         A task holds `messages`, or a `prompt` that the user says after the `system` message.
         """
         self._chat = Chat(model)
-        self._grade = _grader(grader)
+        self._grade = grader_of(grader)
         self._system = [{"role": "system", "content": system}] if system else []
 
     def reset(self, task: Mapping[str, Json]) -> str:
@@ -52,8 +52,8 @@ def _messages(task: Mapping[str, Json]) -> list[dict[str, Any]]:
     )
 
 
-def _grader(chosen: str | dict[str, Any]) -> Grader:
-    """A class is built from its parameters; a function is taken as it is."""
+def grader_of(chosen: str | dict[str, Any]) -> Grader:
+    """The grader of a recipe: a class is built from its parameters, a function taken as it is."""
     settings = plugins.PluginConfig.model_validate(
         {"name": chosen} if isinstance(chosen, str) else chosen
     )

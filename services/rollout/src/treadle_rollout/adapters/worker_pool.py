@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.chat_agent import ChatContext
 from treadle_agents.loop import Outcome
 from treadle_agents.record import Generated
 from treadle_rollout.adapters.worker_process import WorkerProcess, WorkerSettings, WorkerStartError
+from treadle_rollout.frames import AgentKind
 from treadle_rollout.ports import AgentsLostError, Job
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,11 @@ class WorkerPool:
         await asyncio.gather(*(worker.stop() for worker in running))
 
     @property
+    def kind(self) -> AgentKind:
+        """Of its agents, once it was started."""
+        return next((worker.kind for worker in self._live()), AgentKind.ENV)
+
+    @property
     def free(self) -> int:
         """Episodes that could start now."""
         return sum(worker.free for worker in self._live())
@@ -75,10 +82,17 @@ class WorkerPool:
         self, job: Job, extend: Callable[[NDArray[np.int32]], Awaitable[Generated]]
     ) -> Outcome:
         """As Agents.play, on the worker with most places free."""
+        return await self._freest().play(job, extend)
+
+    async def converse(self, context: ChatContext) -> Outcome:
+        """As Agents.converse, on the worker with most places free."""
+        return await self._freest().converse(context)
+
+    def _freest(self) -> WorkerProcess:
         worker = max(self._live(), key=lambda live: live.free, default=None)
         if worker is None or not worker.free:
             raise AgentsLostError("no agent worker has a place")
-        return await worker.play(job, extend)
+        return worker
 
     def _live(self) -> Sequence[WorkerProcess]:
         return [worker for worker in self._workers if worker is not None]

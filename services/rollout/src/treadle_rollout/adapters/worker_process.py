@@ -16,12 +16,24 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.chat_agent import ChatContext
 from treadle_agents.failures import EpisodeError
 from treadle_agents.loop import Outcome
 from treadle_agents.record import Generated
 from treadle_core.episodes import FailureClass
 from treadle_rollout.adapters.capped_log import CappedLog
-from treadle_rollout.frames import FrameError, Packer, Say, Unpacker, failure_of, ids_of, outcome_of
+from treadle_rollout.frames import (
+    AgentKind,
+    FrameError,
+    Packer,
+    Say,
+    Unpacker,
+    context_to_json,
+    failure_of,
+    ids_of,
+    kind_of,
+    outcome_of,
+)
 from treadle_rollout.ports import AgentsLostError, Job
 
 VISIBLE = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "OMP_NUM_THREADS")
@@ -83,11 +95,13 @@ class WorkerProcess(asyncio.Protocol):
         self._unpacker = Unpacker()
         self._places: dict[int, _Place] = {}
         self._keys = count()
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[AgentKind] = asyncio.get_running_loop().create_future()
         self._cut = asyncio.Event()
         self._log = CappedLog(settings.log)
         self._killed_because = ""
         self._culprit_known = False
+        self.kind = AgentKind.ENV
+        """Of the agents that it makes."""
         self.ended = asyncio.Event()
         """The process is gone and its episodes know."""
 
@@ -108,7 +122,7 @@ class WorkerProcess(asyncio.Protocol):
         )
         try:
             async with asyncio.timeout(START_S):
-                await worker._ready
+                worker.kind = await worker._ready
         except BaseException as error:
             await worker.stop()
             if isinstance(error, TimeoutError):
@@ -124,19 +138,31 @@ class WorkerProcess(asyncio.Protocol):
 
     async def play(self, job: Job, extend: Extend) -> Outcome:
         """As Agents.play."""
+        task = json.dumps(dict(job.task))
+        frame = Say.PLAY, task, job.max_context, job.max_turns
+        return await self._episode(job.deadline_s, extend, *frame)
+
+    async def converse(self, context: ChatContext) -> Outcome:
+        """As Agents.converse."""
+        return await self._episode(
+            context.deadline_s, _nobody, Say.CONVERSE, context_to_json(context)
+        )
+
+    async def _episode(self, deadline_s: float, extend: Extend, say: Say, *fields: Any) -> Outcome:
+        """Sends what begins an episode, and answers the agent until it ends."""
         key, place = next(self._keys), _Place(asyncio.Queue(maxsize=4), asyncio.current_task())
         self._places[key] = place
-        self._packer.send(Say.PLAY, key, json.dumps(dict(job.task)), job.max_context, job.max_turns)
-        grace_s = job.deadline_s  # an attempt that was revoked costs its neighbours nothing
-        deadline = asyncio.timeout(job.deadline_s)
+        self._packer.send(say, key, *fields)
+        grace_s = deadline_s  # an attempt that was revoked costs its neighbours nothing
+        deadline = asyncio.timeout(deadline_s)
         try:
             async with deadline:
                 while True:
-                    say, fields = await self._next(place)
-                    if say is Say.ENDED:
+                    heard, said = await self._next(place)
+                    if heard is Say.ENDED:
                         grace_s = CLOSE_S
-                        return outcome_of(fields)
-                    sampled = await extend(ids_of(fields))
+                        return outcome_of(said)
+                    sampled = await extend(ids_of(said))
                     place.sampling = False
                     ids = sampled.token_ids.astype("<i4", copy=False)
                     self._packer.send(Say.SAMPLED, key, ids.tobytes(), sampled.length)
@@ -151,7 +177,7 @@ class WorkerProcess(asyncio.Protocol):
             if not deadline.expired():
                 raise
             grace_s = self._settings.cancel_s
-            raise _hung(job.deadline_s, sampling=place.sampling) from None
+            raise _hung(deadline_s, sampling=place.sampling) from None
         finally:
             self._leave(key, place, grace_s)
 
@@ -254,7 +280,7 @@ class WorkerProcess(asyncio.Protocol):
     def _hear(self, say: Say, fields: list[Any]) -> None:
         if say is Say.READY:
             if not self._ready.done():
-                self._ready.set_result(None)
+                self._ready.set_result(kind_of(fields))
             return
         if say is Say.REFUSED:
             if not self._ready.done():
@@ -287,6 +313,10 @@ class WorkerProcess(asyncio.Protocol):
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+async def _nobody(observed: NDArray[np.int32]) -> Generated:
+    raise EpisodeError(FailureClass.ENVIRONMENT, "the agent worker: expected no token ids")
 
 
 def _hung(deadline_s: float, *, sampling: bool) -> EpisodeError:

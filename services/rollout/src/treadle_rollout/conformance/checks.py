@@ -9,6 +9,7 @@ import numpy as np
 from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError
 from treadle_core.tickets import Sampling
+from treadle_rollout.conformance import hearing, samplings
 from treadle_rollout.conformance.subject import (
     TOLERANCE,
     Check,
@@ -379,5 +380,7 @@ CHECKS: tuple[Check, ...] = (
     a_logprob_that_is_not_finite_fails_its_call_alone,
     a_seed_fixes_what_is_sampled,
     close_fails_what_is_open,
+    *hearing.CHECKS,
+    *samplings.CHECKS,
 )
 """All that an engine must pass."""

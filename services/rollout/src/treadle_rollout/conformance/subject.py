@@ -61,6 +61,10 @@ class Subject(Protocol):
         """Log-probability of each token after the first, by a fresh forward, [T - 1]."""
         ...
 
+    def logits(self, version: int, token_ids: Ids) -> NDArray[np.float32]:
+        """What the policy gives for the token after the last, by a fresh forward, [V]."""
+        ...
+
 
 class Check(Protocol):
     """One promise; its name says which."""

@@ -42,3 +42,6 @@ class Tables:
         logits = self.table(version)[token_ids[:-1]] / temperature
         logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         return np.take_along_axis(logprobs, token_ids[1:, None], 1)[:, 0]
+
+    def logits(self, version: int, token_ids: Ids) -> NDArray[np.float32]:
+        return self.table(version)[token_ids[-1]]

@@ -87,10 +87,17 @@ class TinyModel:
 
     @torch.inference_mode()
     def logprobs(self, version: int, token_ids: Ids, temperature: float) -> NDArray[np.float32]:
+        logprobs = torch.log_softmax(self._forward(version, token_ids) / temperature, -1)
+        following = torch.from_numpy(token_ids[1:, None]).long()
+        return logprobs[:-1].gather(1, following)[:, 0].numpy()
+
+    @torch.inference_mode()
+    def logits(self, version: int, token_ids: Ids) -> NDArray[np.float32]:
+        return self._forward(version, token_ids)[-1].numpy()
+
+    def _forward(self, version: int, token_ids: Ids) -> torch.Tensor:
         ids = torch.from_numpy(token_ids).long()[None]
-        logits = functional_call(self.model, self.parameters(version), (ids,)).logits[0]
-        logprobs = torch.log_softmax(logits / temperature, -1)
-        return logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0].numpy()
+        return functional_call(self.model, self.parameters(version), (ids,)).logits[0]
 
     def _packed(self, parameters: dict[str, torch.Tensor]) -> NDArray[np.uint8]:
         layout = whole(

@@ -43,6 +43,50 @@ class EngineFaultError(TreadleError):
         super().__init__(f"call {call} was to fail", field="call", value=call)
 
 
+class ScriptError(TreadleError):
+    """The script of a scripted policy did not answer."""
+
+    kind = Kind.INVALID
+    reason = "SCRIPT_FAILED"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"script: {why}", field="script", value=why)
+
+
+class SessionEndedError(TreadleError):
+    """A session was ended before, with another outcome."""
+
+    kind = Kind.CONFLICT
+    reason = "SESSION_ENDED"
+
+    def __init__(self, session: str) -> None:
+        super().__init__(
+            f"session {session} was ended with another outcome", field="session", value=session
+        )
+
+
+class NoEpisodeError(TreadleError):
+    """No episode is offered now."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "NO_EPISODE"
+
+    def __init__(self) -> None:
+        super().__init__("no episode waits for a client; ask again", retry_after_s=1.0)
+
+
+class NoGatewayError(TreadleError):
+    """This replica plays its episodes itself."""
+
+    kind = Kind.PRECONDITION
+    reason = "NO_GATEWAY"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "rollout.agent: expected external, for clients to take episodes", field="rollout.agent"
+        )
+
+
 class EngineClosedError(TreadleError):
     """The engine was closed before the call was done."""
 

@@ -19,6 +19,8 @@ class ReplicaState:
     sampled_tokens: int = 0
     counts: Counter[str] = field(default_factory=Counter[str])
     """Attempts by how they ended: "completed", "failed_policy", "stopped", ..."""
+    sessions: Counter[str] = field(default_factory=Counter[str])
+    """What happened in sessions of the gateway: "requests", "replayed", "untrained.cut", ..."""
     _running: set[Attempt] = field(default_factory=set[Attempt], init=False)
     _waited_s: float = field(default=0.0, init=False)
     _waiting_since: float | None = field(default=None, init=False)
@@ -77,4 +79,5 @@ class ReplicaState:
             "waited_s": round(self.waited_s(now), 3),
             "up_s": round(now - self.started_at, 3),
             **{f"attempts_{how}": count for how, count in sorted(self.counts.items())},
+            **{f"gateway_{what}": count for what, count in sorted(self.sessions.items())},
         }

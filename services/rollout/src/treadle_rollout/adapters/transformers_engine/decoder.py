@@ -1,15 +1,18 @@
 """Continuous batching: calls join and leave between two forwards, and so do weights."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from treadle_agents.record import Generated
-from treadle_core.errors import TreadleError
-from treadle_rollout.adapters.transformers_engine.batch import plan
+from treadle_core.errors import InvalidFieldError, TreadleError
+from treadle_rollout.adapters.transformers_engine.batch import Index, plan
 from treadle_rollout.adapters.transformers_engine.policy import Policy
 from treadle_rollout.adapters.transformers_engine.sampling import sample
+from treadle_rollout.adapters.transformers_engine.shaping import Drawn, Shape, take
 from treadle_rollout.adapters.transformers_engine.slots import Slots
 from treadle_rollout.core.errors import NonFiniteLogprobError
 from treadle_rollout.ports import GenerationRequest
@@ -25,6 +28,21 @@ class Counts:
     sampled: int = 0
     non_finite: int = 0
     """Calls that failed for a log-probability that was not finite."""
+
+
+class Step(NamedTuple):
+    """What came of one forward."""
+
+    ended: list[tuple[int, Generated | TreadleError]]
+    """Calls that ended in it."""
+    pieces: list[tuple[int, Generated]]
+    """What it sampled for calls that are listened to."""
+
+
+class _Waiting(NamedTuple):
+    request: GenerationRequest
+    shape: Shape | None
+    listened: bool
 
 
 class Decoder:
@@ -57,7 +75,7 @@ class Decoder:
         """Served now; 0 before the first install, and then nothing runs."""
         self._policy = policy
         self._slots = Slots(slots, max_context)
-        self._waiting: dict[int, GenerationRequest] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._batch_tokens = batch_tokens
         self._singly = singly
         self._stops = np.zeros(policy.vocabulary, np.bool_)
@@ -69,9 +87,16 @@ class Decoder:
         """A step would do nothing."""
         return not self._slots.running and not (self._waiting and self.version)
 
-    def submit(self, call: int, request: GenerationRequest) -> None:
+    def submit(
+        self,
+        call: int,
+        request: GenerationRequest,
+        shape: Shape | None = None,
+        *,
+        listened: bool = False,
+    ) -> None:
         """Queues a call; it sits in the next slot that is had, first come, first served."""
-        self._waiting[call] = request
+        self._waiting[call] = _Waiting(request, shape, listened)
 
     def cancel(self, call: int) -> None:
         """Frees the place of a call; one that has ended is ignored."""
@@ -94,34 +119,34 @@ class Decoder:
         """Serves the same weights under another number; keys of these weights stay."""
         self.version = version
 
-    def step(self) -> list[tuple[int, Generated | TreadleError]]:
-        """One forward. Returns the calls that ended in it."""
+    def step(self) -> Step:
+        """One forward."""
         self._seat_waiting()
         batch = plan(self._slots, self._batch_tokens, singly=self._singly)
         if batch is None:
-            return []
+            return Step([], [])
         logits = self._policy.logits(batch)
         self._slots.cached[batch.fed] += batch.counts
         self.counts.forwards += 1
         self.counts.fed += batch.token_ids.size
         if not batch.sampling.size:
-            return []
+            return Step([], [])
         return self._record(batch.sampling, logits)
 
     def _seat_waiting(self) -> None:
         if not self.version:
             return
-        for call, request in list(self._waiting.items()):
-            if not self._slots.seat(call, request):
+        for call, (request, shape, listened) in list(self._waiting.items()):
+            if not self._slots.seat(call, request, shape, listened=listened):
                 return
             del self._waiting[call]
 
-    def _record(
-        self, chosen: np.ndarray[tuple[int], np.dtype[np.int64]], logits: torch.Tensor
-    ) -> list[tuple[int, Generated | TreadleError]]:
+    def _record(self, chosen: Index, logits: torch.Tensor) -> Step:
         """Samples the next token of each chosen slot and ends the calls that are done."""
         slots = self._slots
-        token_ids, logprobs = sample(logits, slots.temperature[chosen], self._generator)
+        shaped = self._drawn(chosen) if slots.shapes else ()
+        token_ids, logprobs = sample(logits, slots.temperature[chosen], self._generator, shaped)
+        take(shaped, token_ids)
         at = slots.known[chosen]
         slots.token_ids[chosen, at] = token_ids
         slots.logprobs[chosen, at] = logprobs
@@ -131,9 +156,33 @@ class Decoder:
         stopped = self._stops[token_ids]
         lost = ~np.isfinite(logprobs)
         ended = stopped | lost | (at + 1 >= slots.bound[chosen])
+        pieces = self._pieces(chosen, lost, ended & ~stopped) if slots.listened else []
+        return Step(
+            [
+                self._ended(int(chosen[i]), stopped=bool(stopped[i]), lost=bool(lost[i]))
+                for i in np.flatnonzero(ended)
+            ],
+            pieces,
+        )
+
+    def _drawn(self, chosen: Index) -> list[Drawn]:
+        """The rows of what is sampled now that more than a temperature shapes."""
+        slots = self._slots
         return [
-            self._ended(int(chosen[i]), stopped=bool(stopped[i]), lost=bool(lost[i]))
-            for i in np.flatnonzero(ended)
+            Drawn(row, shape, slots.token_ids[slot, : slots.known[slot]], int(slots.prompt[slot]))
+            for row, slot in enumerate(chosen.tolist())
+            if (shape := slots.shapes.get(slot)) is not None
+        ]
+
+    def _pieces(
+        self, chosen: Index, lost: NDArray[np.bool_], cut: NDArray[np.bool_]
+    ) -> list[tuple[int, Generated]]:
+        """The token that each slot sampled whose call is listened to; a lost one is no token."""
+        slots = self._slots
+        return [
+            (int(slots.call[slot]), slots.last(slot, length=bool(cut[i])))
+            for i, slot in enumerate(chosen.tolist())
+            if slot in slots.listened and not lost[i]
         ]
 
     def _ended(
@@ -142,8 +191,12 @@ class Decoder:
         call = int(self._slots.call[slot])
         if lost:
             last = int(self._slots.known[slot]) - 1
-            self.counts.non_finite += 1
+            shape = self._slots.shapes.get(slot)
             self._drop(slot)
+            if shape is not None and shape.broken:
+                limit = "one that can be followed"
+                return call, InvalidFieldError("schema", limit=limit, value=shape.broken)
+            self.counts.non_finite += 1
             return call, NonFiniteLogprobError(
                 version=self.version,
                 position=last,

@@ -21,16 +21,19 @@ from numpy.typing import NDArray
 
 from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError, TreadleError
+from treadle_core.tickets import SHAPES, Sampling
 from treadle_rollout.adapters.transformers_engine.acceptance import accept
 from treadle_rollout.adapters.transformers_engine.decoder import Counts, Decoder
+from treadle_rollout.adapters.transformers_engine.grammar import Grammars
 from treadle_rollout.adapters.transformers_engine.policy import Policy
+from treadle_rollout.adapters.transformers_engine.shaping import Shape
 from treadle_rollout.adapters.transformers_engine.stops import stop_token_ids
 from treadle_rollout.core.errors import (
     EngineBrokenError,
     EngineClosedError,
 )
 from treadle_rollout.core.requests import check_request
-from treadle_rollout.ports import GenerationRequest
+from treadle_rollout.ports import GenerationRequest, Heard
 from treadle_weights.layouts import Layout
 
 _BATCH_TOKENS = 2048
@@ -47,6 +50,7 @@ _logger = logging.getLogger(__name__)
 
 
 _Answer: TypeAlias = "tuple[asyncio.Future[Any], object]"
+_Piece: TypeAlias = tuple[int, Generated]
 _Order: TypeAlias = "Callable[[], None] | None"
 """What the thread does next; None: it ends."""
 
@@ -54,7 +58,8 @@ _Order: TypeAlias = "Callable[[], None] | None"
 class TransformersEngine:
     """Engine `transformers`: decodes a Hugging Face model in this process, many calls at once.
 
-    Greedy calls (temperature 0) report the log-probability at temperature 1; see `sampling`.
+    Greedy calls (temperature 0) report the log-probability at temperature 1; see `sampling`. It
+    honours every field of `Sampling`, but `schema` only where llguidance is installed.
 
     Args:
         model: Hugging Face model folder.
@@ -108,10 +113,15 @@ class TransformersEngine:
             singly=_SINGLY if graphs else 1,
             seed=seed,
         )
+        self._grammars = Grammars(folder, self._stops, policy.vocabulary)
+        schemas = self._grammars.available
+        self._samplings = SHAPES if schemas else SHAPES - {"schema"}
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._numbers = itertools.count()
         # By the number of what was asked, until it is answered.
         self._open: dict[int, asyncio.Future[Any]] = {}
+        # By the number of a call that is listened to, until it ends.
+        self._heard: dict[int, tuple[asyncio.AbstractEventLoop, Heard]] = {}
         # Guards the hand-over at the thread's end: what is asked is answered by it, or refused.
         self._gate = threading.Lock()
         self._ended: Callable[[], TreadleError] | None = None
@@ -139,6 +149,11 @@ class TransformersEngine:
         return self._stops
 
     @property
+    def samplings(self) -> frozenset[str]:
+        """Optional fields of `Sampling` that it honours."""
+        return self._samplings
+
+    @property
     def layout(self) -> Layout:
         """The named parameters, tied ones once, in the model's order."""
         return self._policy.layout
@@ -153,8 +168,10 @@ class TransformersEngine:
         """What was done so far; rises while it is read."""
         return self._decoder.counts
 
-    async def generate(self, request: GenerationRequest) -> Generated:
+    async def generate(self, request: GenerationRequest, heard: Heard | None = None) -> Generated:
         """Samples one turn. Cancelling the call frees its place at the next token.
+
+        `heard` is told of every token after the forward that sampled it.
 
         Raises:
             InvalidFieldError: a field of the request is outside its limits.
@@ -163,14 +180,28 @@ class TransformersEngine:
             EngineClosedError: the engine is or was closed.
             EngineBrokenError: decoding ended by an unexpected error.
         """
-        check_request(request, vocabulary=self._policy.vocabulary, max_context=self._max_context)
+        check_request(
+            request,
+            vocabulary=self._policy.vocabulary,
+            max_context=self._max_context,
+            samplings=self._samplings,
+        )
+        shape = await self._shape(request.sampling) if request.sampling.shaped else None
         call = next(self._numbers)
-        future = self._ask(call, partial(self._decoder.submit, call, request))
+        if heard is not None:
+            self._heard[call] = asyncio.get_running_loop(), heard
+        submit = partial(self._decoder.submit, call, request, shape, listened=heard is not None)
         try:
-            return await future
+            return await self._ask(call, submit)
         except asyncio.CancelledError:
             self._tell(partial(self._cancel, call))
             raise
+        finally:
+            self._heard.pop(call, None)
+
+    async def _shape(self, sampling: Sampling) -> Shape:
+        schema = sampling.schema
+        return Shape(sampling, None if schema is None else await self._grammars.follower(schema))
 
     def release(self, session: str) -> None:
         """Forgets what is cached for a session; unknown sessions are ignored."""
@@ -236,7 +267,8 @@ class TransformersEngine:
         try:
             with torch.inference_mode():
                 while self._take_orders():
-                    self._answer(self._decoder.step())
+                    step = self._decoder.step()
+                    self._answer(step.ended, step.pieces)
         except Exception as error:
             _logger.exception("decoding ended")
             ended = partial(EngineBrokenError, error)
@@ -266,23 +298,33 @@ class TransformersEngine:
             self._ended = error
         self._answer([(number, error()) for number in self._open])
 
-    def _answer(self, answers: Sequence[tuple[int, object]]) -> None:
-        """Wakes each event loop once."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+    def _answer(
+        self,
+        answers: Sequence[tuple[int, object]],
+        pieces: Sequence[_Piece] = (),
+    ) -> None:
+        """Tells pieces, then answers; wakes each event loop once."""
+        by_loop: dict[asyncio.AbstractEventLoop, tuple[list[_Piece], list[_Answer]]] = {}
+        for number, piece in pieces:
+            listener = self._heard.get(number)
+            if listener is not None:
+                by_loop.setdefault(listener[0], ([], []))[0].append((number, piece))
         for number, outcome in answers:
             future = self._open.pop(number)
-            by_loop.setdefault(future.get_loop(), []).append((future, outcome))
-        for loop, own in by_loop.items():
+            by_loop.setdefault(future.get_loop(), ([], []))[1].append((future, outcome))
+        for loop, (said, own) in by_loop.items():
             # A loop that was closed has nobody left who waits.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_deliver, own)
+                loop.call_soon_threadsafe(self._deliver, said, own)
 
-
-def _deliver(answers: Sequence[_Answer]) -> None:
-    for future, outcome in answers:
-        if future.done():
-            continue
-        if isinstance(outcome, TreadleError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+    def _deliver(self, said: Sequence[_Piece], answers: Sequence[_Answer]) -> None:
+        for number, piece in said:
+            if (listener := self._heard.get(number)) is not None:  # else it has been cancelled
+                listener[1](piece)
+        for future, outcome in answers:
+            if future.done():
+                continue
+            if isinstance(outcome, TreadleError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)

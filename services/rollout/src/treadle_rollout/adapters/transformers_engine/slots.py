@@ -8,6 +8,7 @@ import heapq
 import numpy as np
 
 from treadle_agents.record import Generated
+from treadle_rollout.adapters.transformers_engine.shaping import Shape
 from treadle_rollout.ports import GenerationRequest
 
 _NONE = -1
@@ -37,7 +38,12 @@ class Slots:
         """Of the turn, [S]."""
         self.call = np.full(count, _NONE, np.int64)
         """The call that runs in the slot, [S]; -1 in none."""
-        self._prompt = np.zeros(count, np.int64)
+        self.shapes: dict[int, Shape] = {}
+        """What shapes the distribution of a running slot, beside temperature; of few or none."""
+        self.listened: set[int] = set()
+        """Running slots whose tokens are told as they come."""
+        self.prompt = np.zeros(count, np.int64)
+        """Tokens of the turn's prompt, [S]."""
         self._max_context = max_context
         self._slot_of: dict[int, int] = {}
         self._session: list[str | None] = [None] * count
@@ -50,7 +56,14 @@ class Slots:
         """Slots that run."""
         return len(self._slot_of)
 
-    def seat(self, call: int, request: GenerationRequest) -> bool:
+    def seat(
+        self,
+        call: int,
+        request: GenerationRequest,
+        shape: Shape | None = None,
+        *,
+        listened: bool = False,
+    ) -> bool:
         """Gives the request a slot; False if all run.
 
         An idle slot of its session comes first, then the lowest free one, then the one that has
@@ -64,11 +77,15 @@ class Slots:
         differs = np.flatnonzero(old != request.token_ids[: old.size])
         self.cached[slot] = differs[0] if differs.size else old.size
         self.token_ids[slot, :size] = request.token_ids
-        self.known[slot] = self._prompt[slot] = size
+        self.known[slot] = self.prompt[slot] = size
         self.bound[slot] = min(size + request.sampling.max_tokens, self._max_context)
         self.temperature[slot] = request.sampling.temperature
         self.call[slot] = call
         self._slot_of[call] = slot
+        if shape is not None:
+            self.shapes[slot] = shape
+        if listened:
+            self.listened.add(slot)
         return True
 
     def slot_of(self, call: int) -> int | None:
@@ -79,6 +96,8 @@ class Slots:
         """Ends what runs in the slot: it turns idle, or free where the session was released."""
         del self._slot_of[int(self.call[slot])]
         self.call[slot] = _NONE
+        self.shapes.pop(slot, None)
+        self.listened.discard(slot)
         if self._session[slot] is None:
             self._vacate(slot)
         else:
@@ -86,7 +105,14 @@ class Slots:
 
     def generated(self, slot: int, *, length: bool) -> Generated:
         """What was sampled in the slot's turn, copied."""
-        turn = slice(int(self._prompt[slot]), int(self.known[slot]))
+        return self._copied(slot, int(self.prompt[slot]), length=length)
+
+    def last(self, slot: int, *, length: bool) -> Generated:
+        """The token that was sampled last, as a piece of the turn."""
+        return self._copied(slot, int(self.known[slot]) - 1, length=length)
+
+    def _copied(self, slot: int, start: int, *, length: bool) -> Generated:
+        turn = slice(start, int(self.known[slot]))
         versions = self.versions[slot, turn].copy()
         return Generated(
             token_ids=self.token_ids[slot, turn].astype(np.int32),
