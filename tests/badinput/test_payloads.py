@@ -44,12 +44,18 @@ pytestmark = pytest.mark.processes
 INVALID = ("INVALID_ARGUMENT", "INVALID_FIELD")
 HOLD = {"sha256": "0" * 64, "holder": "e1"}
 CONFIRM = {"writer_epoch": 1, "size": 1, **HOLD}
+NEED = {"size": 1, **HOLD}
+NEEDS = {"writer_epoch": 1, "needs": [NEED]}
 RELEASE = {"writer_epoch": 1, "holds": [HOLD]}
 READ = {"sha256": "0" * 64}
 
 
 def released(**changed: str) -> dict[str, Any]:
     return RELEASE | {"holds": [HOLD | changed]}
+
+
+def needed(**changed: Any) -> dict[str, Any]:
+    return NEEDS | {"needs": [NEED | changed]}
 
 
 @dataclass
@@ -145,6 +151,12 @@ def holds_after(plane: Plane) -> None:
         pytest.param("Confirm", CONFIRM | {"writer_epoch": 0}, "writer_epoch", id="G5-writer"),
         pytest.param("Release", RELEASE | {"writer_epoch": -5}, "writer_epoch", id="G5-writer-2"),
         pytest.param("Release", RELEASE | {"holds": [HOLD] * 65537}, "holds", id="G5-holds"),
+        pytest.param("ConfirmAll", NEEDS | {"run_id": ""}, "run_id", id="G3-all"),
+        pytest.param("ConfirmAll", needed(holder=""), "needs[0].holder", id="G3-all-holder"),
+        pytest.param("ConfirmAll", needed(sha256="../x"), "sha256", id="G4-all-path"),
+        pytest.param("ConfirmAll", needed(size=-1), "needs[0].size", id="G5-all-size"),
+        pytest.param("ConfirmAll", NEEDS | {"writer_epoch": 0}, "writer_epoch", id="G5-all-writer"),
+        pytest.param("ConfirmAll", NEEDS | {"needs": [NEED] * 65537}, "needs", id="G5-all-needs"),
     ],
 )
 def test_a_field_outside_its_limits_is_refused_by_name(
@@ -190,11 +202,13 @@ def test_what_is_not_there_is_missing(plane: Plane) -> None:
 
     assert (read.code, read.reason) == ("NOT_FOUND", "PAYLOAD_MISSING")
     assert (confirmed.code, confirmed.reason) == ("NOT_FOUND", "PAYLOAD_MISSING")
+    assert list(plane.payload("ConfirmAll", **NEEDS).missing) == [0]
 
 
 def test_calls_for_another_run_are_refused(plane: Plane) -> None:
     refused = [
         plane.payload.refused("Confirm", **CONFIRM | {"run_id": "other"}),
+        plane.payload.refused("ConfirmAll", **NEEDS | {"run_id": "other"}),
         plane.payload.refused("Release", **RELEASE | {"run_id": "other"}),
         plane.refused_read(run_id="other"),
     ]

@@ -129,7 +129,7 @@ def test_a_crash_before_a_release_deletes_is_a_release_again(tmp_path: Path) -> 
     store = sidecar.store()
     try:
         hold = Hold(store.put(b"tokens", holder="e1"), "e1")
-        store.confirm(hold, writer_epoch=1)
+        store.confirm([hold], writer_epoch=1)
         with pytest.raises(PayloadStoreAwayError):
             store.release([hold], writer_epoch=1)
 
@@ -178,7 +178,7 @@ def test_nobody_waits_longer_than_it_says_for_one_that_is_stopped(
     with pytest.raises(PayloadStoreAwayError):
         store.put(b"tokens", holder="e1")
     with pytest.raises(PayloadStoreAwayError):
-        store.confirm(Hold(reference, "e1"), writer_epoch=1)
+        store.confirm([Hold(reference, "e1")], writer_epoch=1)
     found = far.fetch([reference], timeout_s=1.0)[reference.sha256]
     assert isinstance(found, PayloadMissingError)
     assert not far.has(PayloadReference("0" * 64, 1, reference.node))
@@ -230,7 +230,7 @@ def test_a_full_budget_is_waited_for_and_drops_nothing(tmp_path: Path) -> None:
         store = sidecar.store()
         holds = [Hold(store.put(os.urandom(MB), holder=f"e{n}"), f"e{n}") for n in range(3)]
         for hold in holds:
-            store.confirm(hold, writer_epoch=1)
+            store.confirm([hold], writer_epoch=1)
 
         with pytest.raises(PayloadStoreFullError) as raised:
             store.put(os.urandom(MB), holder="e9")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle_core.errors import InvalidFieldError, PayloadCorruptError, PayloadMissingError
+from treadle_core.errors import InvalidFieldError, PayloadCorruptError
 from treadle_payloads.files import FileStore
 from treadle_payloads.spool import Source, Spool
 from treadle_payloads.store import (
@@ -101,7 +101,7 @@ def test_the_budget_counts_what_is_on_its_way(tmp_path: Path) -> None:
 
     assert (refused[0].limit, refused[0].value) == ("10", "6")
     assert refused[0].retry_after_s
-    spool.confirm(Hold(reference, "e1"), writer_epoch=1)
+    spool.confirm([Hold(reference, "e1")], writer_epoch=1)
     assert spool.release([Hold(reference, "e1")], writer_epoch=1) == 1
     put(spool, b"others")
 
@@ -114,29 +114,29 @@ def test_what_would_never_have_room_is_no_matter_of_waiting(tmp_path: Path) -> N
 def test_a_release_waits_for_whoever_else_needs_the_bytes(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     reference = put(spool, b"tokens", "e1")
-    spool.confirm(Hold(reference, "e1"), writer_epoch=1)
+    spool.confirm([Hold(reference, "e1")], writer_epoch=1)
     put(spool, b"tokens", "e2")  # not confirmed yet
 
     assert spool.release([Hold(reference, "e1")], writer_epoch=1) == 0
     assert spool.files.has(reference)
     assert spool.release([Hold(reference, "e2")], writer_epoch=1) == 1
     assert not spool.files.has(reference)
-    with pytest.raises(PayloadMissingError):
-        spool.confirm(Hold(reference, "e3"), writer_epoch=1)
+    late = Hold(reference, "e3")
+    assert spool.confirm([late], writer_epoch=1) == [late]
 
 
 def test_a_writer_that_was_replaced_is_refused_also_by_a_later_epoch(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     reference = put(spool, b"tokens")
     hold = Hold(reference, "e1")
-    spool.confirm(hold, writer_epoch=7)
+    spool.confirm([hold], writer_epoch=7)
 
     for each in (spool, spool_in(tmp_path)):
         with pytest.raises(PayloadKeeperFencedError) as raised:
             each.release([hold], writer_epoch=6)
         assert (raised.value.limit, raised.value.value) == ("7", "6")
         with pytest.raises(PayloadKeeperFencedError):
-            each.confirm(hold, writer_epoch=6)
+            each.confirm([hold], writer_epoch=6)
         assert each.files.has(reference)
     assert json.loads((tmp_path / "life.json").read_text())["writer_epoch"] == 7
 
@@ -150,7 +150,7 @@ def test_only_what_no_attempt_pins_is_idle(tmp_path: Path) -> None:
     now = [0.0]
     spool = spool_in(tmp_path, clock=lambda: now[0], pin_s=10.0)
     pinned, confirmed = put(spool, b"pinned"), put(spool, b"confirmed")
-    spool.confirm(Hold(confirmed, "e1"), writer_epoch=1)
+    spool.confirm([Hold(confirmed, "e1")], writer_epoch=1)
     for reference in (pinned, confirmed):
         age(spool, reference)
 
@@ -170,7 +170,7 @@ def test_what_was_touched_since_it_was_idle_is_not_dropped(tmp_path: Path, touch
     if touch == "put":
         put(spool, b"tokens")
     elif touch == "confirm":
-        spool.confirm(Hold(reference, "e1"), writer_epoch=1)
+        spool.confirm([Hold(reference, "e1")], writer_epoch=1)
 
     assert spool.drop(stay, writer_epoch=1) is (touch == "nothing")
     assert spool.files.has(reference) is (touch != "nothing")
@@ -179,7 +179,7 @@ def test_what_was_touched_since_it_was_idle_is_not_dropped(tmp_path: Path, touch
 def test_a_writer_that_was_replaced_drops_nothing(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     reference = put(spool, b"tokens")
-    spool.confirm(Hold(put(spool, b"others"), "e1"), writer_epoch=2)
+    spool.confirm([Hold(put(spool, b"others"), "e1")], writer_epoch=2)
     age(spool, reference)
     spool = spool_in(tmp_path)
     (stay,) = spool.idle()

@@ -85,19 +85,17 @@ def test_the_same_bytes_of_a_group_are_stored_once(
 
 def test_only_what_is_there_is_confirmed(store: PayloadStore, data: bytes) -> None:
     reference = store.put(data, holder="e1")
-    store.confirm(Hold(reference, "e1"), writer_epoch=1)
-
     longer = PayloadReference(reference.sha256, reference.size + 1, reference.node)
     other = PayloadReference("0" * 64, 5, reference.node)
-    for wrong in (longer, other):
-        assert not store.has(wrong)
-        with pytest.raises(PayloadMissingError):
-            store.confirm(Hold(wrong, "e1"), writer_epoch=1)
+    needed, *wrong = (Hold(each, "e1") for each in (reference, longer, other))
+
+    assert store.confirm([wrong[0], needed, wrong[1]], writer_epoch=1) == wrong
+    assert [store.has(hold.reference) for hold in (needed, *wrong)] == [True, False, False]
 
 
 def test_what_is_released_is_gone(store: PayloadStore, data: bytes) -> None:
     reference = store.put(data, holder="e1")
-    store.confirm(Hold(reference, "e1"), writer_epoch=1)
+    store.confirm([Hold(reference, "e1")], writer_epoch=1)
 
     for _ in range(2):
         store.release([Hold(reference, "e1")], writer_epoch=1)

