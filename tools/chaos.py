@@ -1,9 +1,11 @@
-"""`make chaos`: a seeded nemesis over the processes of a real short run, then a reconciliation.
+"""`make chaos`: a seeded nemesis over the members of a real short run, then a reconciliation.
 
 Kills, stops, cut and slow links and a full disk, one at a time and then in pairs, while the run
 goes on; then all is healed and the run ends well, or a fault is found. Which is done to whom, and
-when, follows from the seed. Lines for people on stderr; on stdout one JSON object a measure. Exit
-status 1 where a goal does not hold; the run and what was done are kept then.
+when, follows from the seed. The members are processes, or with `--containers` our images, Redis and
+NATS in containers, whose networks are taken away too. Lines for people on stderr; on stdout one
+JSON object a measure. Exit status 1 where a goal does not hold; the run and what was done are kept
+then.
 """
 
 import argparse
@@ -16,35 +18,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from links import NAMES
+from container_engine import NoEngineError
+from container_stack import containers
 from nemesis import DEADLY, Scene, plan
-from scenes import Disk, Stage
-from small_run import RunFailedError, account, end_well_when_told
+from process_stack import processes
+from scenes import Stack, Stage
+from small_run import RunFailedError, end_well_when_told
 
 from treadle_runtime.measures import Measure, report
 
 Planned = Callable[[list[str]], list[Scene]]
-"""The scenes for those whom a run has started."""
+"""The scenes for the members of a run."""
 
 _PRIVATE = "TREADLE_CHAOS_PRIVATE"
 """Environment variable: this process has mounts of its own."""
-_ENDLESS = 100_000
-_LAST_STEPS = 8
-"""Steps after the last fault: more than the run has tasks open for."""
-_FIRST_S, _END_S = 120.0, 300.0
-_NO_FILES = shutil.ignore_patterns("links", "sockets", "balloon")
+_NO_FILES = shutil.ignore_patterns("links", "sockets", "balloon", "*.sock")
 
 
 def torment(parent: Path, stage: Stage, planned: Planned, recovery_s: float) -> list[Measure]:
     """Plays scenes, heals, and lets the run end. Raises RunFailedError where it does not."""
-    run, began = stage.run, time.monotonic()
-    run.start(f"experience.steps={_ENDLESS}")
-    if not run.wait_for("the first step", lambda: run.step() >= 1, timeout_s=_FIRST_S):
-        raise RunFailedError(f"it ended before the first step\n{run.logs()}")
-    scenes = planned(run.victims())
+    stack, began = stage.stack, time.monotonic()
+    scenes = planned(stack.begin())
     with (parent / "scenes.jsonl").open("a", encoding="utf-8") as record:
         start = time.monotonic()
         for scene in scenes:
@@ -52,16 +51,13 @@ def torment(parent: Path, stage: Stage, planned: Planned, recovery_s: float) -> 
             row = stage.play(scene)
             record.write(json.dumps(row) + "\n")
             record.flush()
-            sys.stderr.write(f"{time.monotonic() - start:6.1f} s  step {run.step():>4}  {row}\n")
+            sys.stderr.write(f"{time.monotonic() - start:6.1f} s  step {stack.step():>4}  {row}\n")
     tormented_s = time.monotonic() - start
-    run.interrupt(timeout_s=_END_S)
-    steps = run.step() + _LAST_STEPS
-    run.start(f"experience.steps={steps}", "--allow-change", "experience.steps")
-    run.finish(timeout_s=_END_S)
+    steps = stack.end()
     return [
         *_suffered(stage, scenes, recovery_s),
-        Measure("steps", run.step(), "steps", f"== {steps}"),
-        *account(run),
+        Measure("steps", stack.step(), "steps", f"== {steps}"),
+        *stack.account(),
         Measure("tormented_s", round(tormented_s, 1), "s"),
         Measure("seconds", round(time.monotonic() - began, 1), "s"),
     ]
@@ -71,11 +67,10 @@ def _suffered(stage: Stage, scenes: list[Scene], recovery_s: float) -> list[Meas
     deadly = [fault.target for scene in scenes for fault in scene.faults if fault.kind in DEADLY]
     kills = sum(stage.done[kind] for kind in DEADLY)
     others = {kind: count for kind, count in stage.done.items() if kind not in DEADLY}
+    how = {"lost_state": stage.done["lose"], "drained": stage.done["drain"]}
     times = sorted(stage.recoveries) or [-1.0]
     return [
-        Measure(
-            "kills", kills, "processes", f"== {len(deadly)}", {"lost_state": stage.done["lose"]}
-        ),
+        Measure("kills", kills, "processes", f"== {len(deadly)}", how),
         Measure("victims", len(stage.victims), "names", f"== {len(set(deadly))}", stage.victims),
         Measure("other_faults", sum(others.values()), "faults", details=others),
         Measure("unrecovered", kills - len(stage.recoveries), "kills", "== 0"),
@@ -86,41 +81,49 @@ def _suffered(stage: Stage, scenes: list[Scene], recovery_s: float) -> list[Meas
 
 def main() -> int:
     """Prints the seed, the scenes and the measures."""
+    args = _arguments()
+    end_well_when_told()
+    seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
+    sys.stderr.write(f"seed {seed}: --seed {seed} plays it again\n")
+    with tempfile.TemporaryDirectory(prefix="treadle-chaos-") as folder, ExitStack() as standing:
+        parent = Path(folder)
+        try:
+            stack = standing.enter_context(_stack(parent, args))
+        except NoEngineError as error:
+            sys.stderr.write(f"SKIPPED: NOTHING RUNS IN CONTAINERS HERE: {error}\n")
+            return 0
+        scenes = partial(plan, seed, means=stack.means, kills=args.kills, seconds=60 * args.minutes)
+        measures = [Measure("seed", seed, "seed"), *_judged(parent, stack, scenes, args.recovery_s)]
+    where = "_in_containers" if args.containers else ""
+    return report(replace(each, measure=each.measure + where) for each in measures)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--containers", action="store_true", help="over our images, not processes")
     parser.add_argument("--seed", type=int, default=None, help="a random one when left out")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=5.0, help="over which the kills come")
     parser.add_argument("--recovery-s", type=float, default=15.0, help="goal of its p95")
     parser.add_argument("--overlay", action="append", default=[], help="of `treadle train`")
-    args = parser.parse_args()
-    end_well_when_told()
-    seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
-    has_disk = _PRIVATE in os.environ
-    planned = partial(
-        plan,
-        seed,
-        kills=args.kills,
-        seconds=60 * args.minutes,
-        links=list(NAMES),
-        disk=has_disk,
-    )
-    sys.stderr.write(f"seed {seed}: --seed {seed} plays it again\n")
-    with tempfile.TemporaryDirectory(prefix="treadle-chaos-") as folder:
-        parent = Path(folder)
-        with Stage.set_up(parent, args.overlay, Disk(parent / "run") if has_disk else None) as on:
-            measures = _judged(parent, on, planned, args.recovery_s)
-    return report([Measure("seed", seed, "seed"), *measures])
+    return parser.parse_args()
 
 
-def _judged(parent: Path, stage: Stage, planned: Planned, recovery_s: float) -> list[Measure]:
+def _stack(parent: Path, args: argparse.Namespace) -> AbstractContextManager[Stack]:
+    if args.containers:
+        return containers(parent)
+    return processes(parent, args.overlay, has_disk=_PRIVATE in os.environ)
+
+
+def _judged(parent: Path, stack: Stack, planned: Planned, recovery_s: float) -> list[Measure]:
     try:
-        measures = torment(parent, stage, planned, recovery_s)
+        measures = torment(parent, Stage(stack), planned, recovery_s)
     except RunFailedError as error:
         sys.stderr.write(f"{error}\n")
         measures = [Measure("ended", 0, "runs", "== 1")]
     if not all(measure.holds for measure in measures):
         kept = Path(tempfile.mkdtemp(prefix="treadle-chaos-kept-"))
-        stage.run.kill()
+        stack.kill()
         shutil.copytree(parent, kept, dirs_exist_ok=True, ignore=_NO_FILES)
         sys.stderr.write(f"kept in {kept}\n")
     return measures
@@ -139,5 +142,6 @@ def with_own_mounts() -> None:
 
 
 if __name__ == "__main__":
-    with_own_mounts()
+    if "--containers" not in sys.argv:  # there is no disk to fill
+        with_own_mounts()
     sys.exit(main())

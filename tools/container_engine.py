@@ -4,11 +4,13 @@ The private one needs root, `dockerd` on PATH (package docker.io) and nothing el
 unix socket, keeps its images in `/var/lib`, and is ended by its process id.
 """
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,30 @@ _started: dict[int, "subprocess.Popen[bytes]"] = {}
 
 class NoEngineError(RuntimeError):
     """No engine answers and none can be started; the message says what would help."""
+
+
+@contextlib.contextmanager
+def running() -> Generator[Any]:
+    """A Docker client. Meanwhile this process' environment leads other clients to the same engine.
+
+    An engine that had to be started is ended after it.
+
+    Raises:
+        NoEngineError: where there is none and none can be started.
+    """
+    found = find()
+    environment = start() if found is None else found
+    told = {**TESTCONTAINERS, **environment}
+    added = {name: value for name, value in told.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        with contextlib.closing(client(environment)) as asked:
+            yield asked
+    finally:
+        for name in added:
+            del os.environ[name]
+        if found is None:
+            stop()
 
 
 def find() -> dict[str, str] | None:

@@ -1,7 +1,7 @@
-"""Images of the services, and the three public ones that they and their tests stand on.
+"""Images of ours, and the three public ones that they and their tests stand on.
 
 A public image that is not there is pulled; where no registry is reachable, a stand-in is made of
-what the host has, under the same name, with the label `treadle.stand-in`. A service's image is made
+what the host has, under the same name, with the label `treadle.stand-in`. An image of ours is made
 from wheels that are collected here, so that nothing inside a build needs a network.
 """
 
@@ -25,13 +25,16 @@ from docker.errors import APIError, BuildError, ImageNotFound
 
 ROOT = Path(__file__).parent.parent
 SERVICES = ("experience", "rollout", "trainer", "refit")
+OURS = (*SERVICES, "payloads")
+"""Of each there is an image: the services, and the sidecar of a node."""
+_LIBS = ("core", "agents", "gateway", "payloads", "weights", "runtime", "cli")
 DISTRIBUTIONS = (
     "protos",
-    *(f"libs/{name}" for name in ("core", "agents", "payloads", "weights", "runtime", "cli")),
+    *(f"libs/{name}" for name in _LIBS),
     *(f"services/{name}" for name in SERVICES),
 )
-_KIN = (("experience", "refit"), ("rollout", "trainer"))
-"""Services whose images share one layer of what is not ours."""
+_KIN = (("experience", "refit", "payloads"), ("rollout", "trainer"))
+"""Those of ours whose images share one layer of what is not."""
 EXTRAS = {"nats", "redis"}
 """Of our distributions, those that the images carry."""
 _BESIDE = ("async-timeout",)
@@ -53,8 +56,8 @@ class NoImageError(RuntimeError):
 
 
 def name_of(service: str) -> str:
-    """The name and tag of a service's image."""
-    return f"treadle-{service}:{_project(f'services/{service}')['version']}"
+    """The name and tag of the image of one of ours."""
+    return f"treadle-{service}:{_project(_distribution(service))['version']}"
 
 
 def provide(client: Any, *names: str) -> dict[str, str]:
@@ -87,7 +90,7 @@ def _provided(client: Any, name: str) -> str:
 
 
 def build(client: Any, *services: str, revision: str) -> None:
-    """Builds the images of services from the working tree.
+    """Builds images of ours from the working tree.
 
     Raises:
         NoImageError: with the end of what the build printed.
@@ -137,7 +140,7 @@ def _lay_out(context: Path, service: str, wheels: Path) -> None:
 
 
 def _needed(wheels: Path, *services: str) -> list[Path]:
-    roots = [*(f"services/{service}" for service in services), "libs/runtime", "libs/cli"]
+    roots = [*map(_distribution, services), "libs/runtime", "libs/cli"]
     words = [f"treadle-{Path(root).name}{_extras(root)}" for root in roots] + [*_BESIDE]
     asked = ("install", "--dry-run", "--ignore-installed", "--no-index", "--report", "-")
     report = json.loads(_pip(*asked, "--find-links", str(wheels), *words))
@@ -147,6 +150,11 @@ def _needed(wheels: Path, *services: str) -> list[Path]:
 
 def _is_ours(wheel: Path) -> bool:
     return wheel.name.startswith("treadle_")
+
+
+def _distribution(service: str) -> str:
+    """Where the code of one of ours lies."""
+    return f"services/{service}" if service in SERVICES else f"libs/{service}"
 
 
 def _extras(distribution: str) -> str:

@@ -1,15 +1,16 @@
-"""The links between the services of a run, led through the fault proxy, and what answered."""
+"""The links between the members of a run, led through the fault proxy, and what answered."""
 
 import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-PROXY = Path(__file__).parent.parent / "tests" / "chaos" / "fault_proxy.py"
+PROGRAM = Path(__file__).parent.parent / "tests" / "chaos" / "fault_proxy.py"
 ENDS = (
     ("rollout", "experience"),
     ("trainer", "experience"),
@@ -17,11 +18,32 @@ ENDS = (
     ("rollout", "refit"),
     ("trainer", "refit"),
 )
-"""Who calls whom."""
-NAMES = tuple(f"{caller}-{called}" for caller, called in ENDS)
-ON_LINKS = {name for ends in ENDS for name in ends}
-"""Who is heard of here."""
-_CALLED = {called for _, called in ENDS}
+"""Which service calls which."""
+LEDGER, BELL, SIDECAR = ("experience", "redis"), ("services", "nats"), ("services", "payloads")
+"""Who calls what a run on a fleet has beside; a recipe has one doorbell for all services."""
+_READY_S = 30.0
+_END_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One way of calls; addresses as `unix:/path` or `host:port`."""
+
+    caller: str
+    called: str
+    listen: str
+    """Where the caller is told that the other is."""
+    target: str
+    """Where it is."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.caller}-{self.called}"
+
+    @property
+    def override(self) -> str:
+        """What the recipe has to say for a service to call another by the proxy."""
+        return f"{self.caller}.{self.called}_address={self.listen}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,40 +55,72 @@ class Answer:
     answered: float
 
 
-class Links:
-    """A proxy process between the services of one run directory."""
+class Proxy(Protocol):
+    """A fault proxy that runs somewhere, on this machine's clock."""
 
-    def __init__(self, run: Path, sockets: Path) -> None:
-        """Starts nothing; `sockets` is a folder with a short path, for the proxy's own."""
-        self._run = run
-        self._sockets = sockets
+    def lines(self) -> Iterable[str]:
+        """What it says, until it ends."""
+        ...
+
+    def tell(self, line: str) -> None:
+        """Tells it, whole, with its end."""
+        ...
+
+    def stop(self) -> None:
+        """Ends it; nothing of it is left."""
+        ...
+
+
+class ProxyProcess:
+    """A fault proxy as a process of this machine."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        """Starts it."""
+        self._process = subprocess.Popen(  # noqa: S603, our own
+            [sys.executable, str(PROGRAM), *arguments(links)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def lines(self) -> Iterable[str]:
+        if self._process.stdout is not None:
+            with self._process.stdout as said:
+                yield from said
+
+    def tell(self, line: str) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def stop(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(_END_S)
+
+
+def arguments(links: Sequence[Link]) -> list[str]:
+    """The command line that makes a fault proxy carry these."""
+    return [word for each in links for word in ("--link", each.name, each.listen, each.target)]
+
+
+class Links:
+    """The links of one run, and the proxy that carries them."""
+
+    def __init__(self, links: Sequence[Link], proxy: Proxy) -> None:
+        """Returns when all are carried. Raises RuntimeError where they are not in time."""
+        self._links = links
+        self._proxy = proxy
         self._answers: list[Answer] = []
         self._changed = threading.Condition()
-        self._process: subprocess.Popen[str] | None = None
         self._is_ready = False
-
-    def overrides(self) -> list[str]:
-        """What the recipe has to say for the services to call by the proxy."""
-        return [
-            f"{caller}.{called}_address=unix:{self._sockets}/{caller}-{called}"
-            for caller, called in ENDS
-        ]
-
-    def start(self) -> None:
-        """Carries from here on."""
-        words = [str(PROXY)]
-        for name, (_, called) in zip(NAMES, ENDS, strict=True):
-            target = f"unix:{self._run}/sockets/{called}.sock"
-            words += ["--link", name, f"unix:{self._sockets}/{name}", target]
-        self._process = subprocess.Popen(  # noqa: S603, our own
-            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
-        if not self._wait(lambda: self._is_ready, 10):
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
+        if not self._wait(lambda: self._is_ready, _READY_S):
             raise RuntimeError("the fault proxy does not start")
 
-    def _listen(self, process: "subprocess.Popen[str]") -> None:
-        for line in process.stdout or ():
+    def _listen(self) -> None:
+        for line in self._proxy.lines():
             row = json.loads(line)
             with self._changed:
                 if "ready" in row:
@@ -77,25 +131,26 @@ class Links:
 
     def set(self, link: str, fault: str, **settings: float) -> None:
         """Does it to a link; `none` heals it."""
-        if self._process is None or self._process.stdin is None:
-            raise RuntimeError("the fault proxy was never started")
-        self._process.stdin.write(json.dumps({"link": link, "fault": fault, **settings}) + "\n")
-        self._process.stdin.flush()
+        self._proxy.tell(json.dumps({"link": link, "fault": fault, **settings}) + "\n")
+
+    def hears_of(self, member: str) -> bool:
+        """Whether calls of the member, or to it, pass here."""
+        return any(member in (each.caller, each.called) for each in self._links)
 
     def recovered(self, victim: str, since: float, *, timeout_s: float) -> float | None:
         """Seconds from `since` until a call was answered on a connection made after it.
 
-        The call is another service's to the victim; where nobody calls it, the victim's own to
-        another. None when there is none in time.
+        The call is another's to the victim; where nobody calls it, the victim's own to another.
+        None when there is none in time.
         """
-        place = 1 if victim in _CALLED else 0
-        links = {name for name, ends in zip(NAMES, ENDS, strict=True) if ends[place] == victim}
+        called = {each.name for each in self._links if each.called == victim}
+        heard = called or {each.name for each in self._links if each.caller == victim}
 
         def first() -> float | None:
             times = [
                 each.answered
                 for each in self._answers
-                if each.link in links and each.opened > since
+                if each.link in heard and each.opened > since
             ]
             return min(times, default=None)
 
@@ -109,7 +164,6 @@ class Links:
             return self._changed.wait_for(holds, max(0.0, timeout_s))
 
     def stop(self) -> None:
-        """Ends the proxy."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait(10)
+        """Nothing is carried any more."""
+        self._proxy.stop()
+        self._listening.join(_END_S)

@@ -1,6 +1,7 @@
 """What a seed does to whom, and when: faults one at a time, then in pairs."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 STREAK = 4
@@ -12,10 +13,8 @@ _LAST_S = (1.0, 4.0)
 _STILL_S = 3.5
 """Longest stop. A service that stands still longer has a successor, were there a standby."""
 
-DEADLY = ("kill", "lose")
-"""What the victim's supervisor heals."""
-STATE = {"nats": "servers/nats/jetstream"}
-"""Who may lose what it keeps, with its death, and where that lies in the run."""
+DEADLY = ("kill", "lose", "drain")
+"""After which the victim is started again."""
 
 LINK_FAULTS: dict[str, dict[str, tuple[float, float]]] = {
     "hold": {},
@@ -34,16 +33,34 @@ class Fault:
     """One thing that is done."""
 
     kind: str
-    """`kill`, `lose` (and what it kept), `stop`, `disk`, or one of LINK_FAULTS."""
+    """One of DEADLY: `kill`, `lose` (and what it kept), `drain` (told to end); or `stop`, `part`
+    (from all networks), `disk`, or one of LINK_FAULTS."""
     target: str = ""
-    """A process by the name that its supervisor registers, or a link."""
+    """A member by its name, or a link."""
     lasts_s: float = 0.0
-    """Until it is healed; a kill heals itself."""
+    """Until it is healed; a deadly one heals itself."""
     settings: dict[str, float] = field(default_factory=dict[str, float])
 
     def __str__(self) -> str:
         lasts = f" {self.lasts_s:.1f} s" if self.lasts_s else ""
         return f"{self.kind} {self.target}{lasts}".replace("  ", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What can be done to a run."""
+
+    links: Sequence[str]
+    unframed: Sequence[str] = ()
+    """Of the links, those of whose bytes every one may be a value: a wrong bit is never planned."""
+    forgetful: Sequence[str] = ()
+    """Members that may lose what they keep, with their death."""
+    drains: bool = False
+    """Members can be told to end, and are started again."""
+    parts: bool = False
+    """Members can be parted from all networks."""
+    disk: bool = False
+    """The run's disk can be filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +72,12 @@ class Scene:
 
 
 def plan(
-    seed: int, victims: list[str], *, kills: int, seconds: float, links: list[str], disk: bool
+    seed: int, victims: Sequence[str], means: Means, *, kills: int, seconds: float
 ) -> list[Scene]:
-    """Spreads `kills` kills over `seconds`.
+    """Spreads `kills` deaths over `seconds`.
 
     In the first half each is alone, and so is what comes between two; in the second half something
-    else happens at the moment of the kill.
+    else happens at the moment of the death.
     """
     chance = random.Random(seed)  # noqa: S311, a schedule, no secret
     gap_s = seconds / kills
@@ -69,20 +86,20 @@ def plan(
     for number in range(kills):
         at_s = gap_s * (number + chance.uniform(0.0, 0.3))
         victim = lives.next(at_s)
-        kill = Fault("lose" if victim in STATE and chance.random() < 0.5 else "kill", victim)
+        death = Fault(_deadly(chance, victim, means), victim)
         if number < kills // 2:
-            scenes.append(Scene(at_s, (kill,)))
-            scenes.append(Scene(at_s + gap_s / 2, (_other(chance, victims, links, disk=disk),)))
+            scenes.append(Scene(at_s, (death,)))
+            scenes.append(Scene(at_s + gap_s / 2, (_other(chance, victims, means),)))
             continue
         others = [name for name in victims if name != victim]
-        scenes.append(Scene(at_s, (kill, _other(chance, others, links, disk=disk))))
+        scenes.append(Scene(at_s, (death, _other(chance, others, means))))
     return scenes
 
 
 class _Lives:
     """Who died when, on the schedule."""
 
-    def __init__(self, victims: list[str], chance: random.Random) -> None:
+    def __init__(self, victims: Sequence[str], chance: random.Random) -> None:
         self._chance = chance
         self._died_s = dict.fromkeys(victims, -STEADY_S)
         self._in_a_row = dict.fromkeys(victims, 0)
@@ -102,13 +119,22 @@ class _Lives:
         return name
 
 
-def _other(chance: random.Random, victims: list[str], links: list[str], *, disk: bool) -> Fault:
-    kinds = [*LINK_FAULTS, "stop", "stop"] + ["disk"] * disk
+def _deadly(chance: random.Random, victim: str, means: Means) -> str:
+    if victim in means.forgetful and chance.random() < 0.5:
+        return "lose"
+    return "drain" if means.drains and chance.random() < 0.2 else "kill"
+
+
+def _other(chance: random.Random, victims: Sequence[str], means: Means) -> Fault:
+    kinds = [*LINK_FAULTS, "stop", "stop"] + ["part", "part"] * means.parts + ["disk"] * means.disk
     kind = chance.choice(kinds)
     lasts_s = round(chance.uniform(*_LAST_S), 2)
     if kind == "stop":
         return Fault(kind, chance.choice(victims), min(lasts_s, _STILL_S))
+    if kind == "part":
+        return Fault(kind, chance.choice(victims), lasts_s)
     if kind == "disk":
         return Fault(kind, "", lasts_s)
     settings = {name: round(chance.uniform(*span), 3) for name, span in LINK_FAULTS[kind].items()}
+    links = [name for name in means.links if kind != "flip" or name not in means.unframed]
     return Fault(kind, chance.choice(links), lasts_s, settings)

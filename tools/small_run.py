@@ -12,17 +12,20 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from treadle_cli.rows import written
-from treadle_experience.core.transitions import kind_of, to_body
+from treadle_experience.core.transitions import Transition, kind_of, to_body
 from treadle_experience.ledgers import read_ledger
 from treadle_runtime.measures import Measure
 
 ROOT = Path(__file__).parent.parent
+TREADLE = ("-m", "treadle_cli.main")
+"""What makes Python the command that is under test."""
+RECIPE = "recipes/calculator.yaml"
 SERVICES = ("experience", "rollout", "trainer", "refit")
 GROUP_SIZE = 4
 CALCULATOR = "examples/calculator/tasks.py:CalculatorTasks"
@@ -43,6 +46,10 @@ SMALL = (
 _LOOK_S = 0.05
 
 
+Journal = list[tuple[str, dict[str, Any]]]
+"""Transitions by kind and content, in their order."""
+
+
 class RunFailedError(RuntimeError):
     """The run did not do what it must; the message has the ends of its logs."""
 
@@ -59,6 +66,8 @@ class SmallRun:
     ) -> None:
         """`overlays` are files, and `overrides` SECTION.KEY=VALUE, as the command takes them."""
         self.directory = directory
+        self.program: Sequence[str] = TREADLE
+        """What Python is to run in the lives that come."""
         self._overrides = overrides
         self._overlays = [word for path in overlays for word in ("--overlay", path)]
         self._env = os.environ | (env or {})
@@ -67,11 +76,11 @@ class SmallRun:
 
     def start(self, *more: str) -> None:
         """Starts it, or goes on with it; `more` words are of this life only."""
-        words = ["train", *self._overlays, "recipes/calculator.yaml", f"run.dir={self.directory}"]
+        words = ["train", *self._overlays, RECIPE, f"run.dir={self.directory}"]
         words += [*SMALL, *self._overrides, *more]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603, the command that is under test
-                [sys.executable, "-m", "treadle_cli.main", *words],
+                [sys.executable, *self.program, *words],
                 cwd=ROOT,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -155,7 +164,7 @@ class SmallRun:
     def fsck(self) -> tuple[bool, dict[str, Any]]:
         """Whether `treadle fsck` holds, and its values by name."""
         done = subprocess.run(  # noqa: S603, the command that is under test
-            [sys.executable, "-m", "treadle_cli.main", "fsck", str(self.directory)],
+            [sys.executable, *TREADLE, "fsck", str(self.directory)],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -165,6 +174,21 @@ class SmallRun:
             sys.stderr.write(done.stdout + done.stderr)
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         return done.returncode == 0, {row["measure"]: row["value"] for row in rows}
+
+    def journal(self) -> Journal:
+        """All transitions of its ledger."""
+        path = self.directory / "ledger.sqlite"
+        if not path.exists():
+            return bodies(read_ledger(self.directory).journal)
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+            rows = db.execute("SELECT kind, body FROM journal ORDER BY position").fetchall()
+        return [(kind, json.loads(body)) for kind, body in rows]
+
+
+def bodies(journal: Iterable[Transition]) -> Journal:
+    """Transitions by kind and content."""
+    return [(kind_of(each), to_body(each)) for each in journal]
 
 
 def end_well_when_told() -> None:
@@ -204,14 +228,14 @@ class Inspection:
     """Versions in claimed episodes that were not committed before the episode was taken."""
 
 
-def inspect(directory: Path) -> Inspection:
+def inspect(journal: Journal) -> Inspection:
     """Walks the journal of a run."""
     members: dict[str, list[str]] = {}
     committed: set[int] = set()
     done: set[str] = set()
     unknown: dict[str, int] = {}
     claims: dict[int, list[str]] = {}
-    for kind, body in _journal(directory):
+    for kind, body in journal:
         if kind == "task_opened":
             members[body["task_id"]] = body["episode_ids"]
         elif kind == "version_committed":
@@ -230,17 +254,19 @@ def inspect(directory: Path) -> Inspection:
     )
 
 
-def _journal(directory: Path) -> list[tuple[str, dict[str, Any]]]:
-    path = directory / "ledger.sqlite"
-    if not path.exists():
-        journal = read_ledger(directory).journal
-        return [(kind_of(each), to_body(each)) for each in journal]
-    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
-        rows = db.execute("SELECT kind, body FROM journal ORDER BY position").fetchall()
-    return [(kind, json.loads(body)) for kind, body in rows]
+class Ended(Protocol):
+    """A run that has ended."""
+
+    def fsck(self) -> tuple[bool, dict[str, Any]]:
+        """Whether `treadle fsck` holds, and its values by name."""
+        ...
+
+    def journal(self) -> Journal:
+        """All transitions of its ledger."""
+        ...
 
 
-def account(run: SmallRun, *, walked: bool = True) -> list[Measure]:
+def account(run: Ended, *, walked: bool = True) -> list[Measure]:
     """What every proof says of a run that has ended; `walked` needs its whole journal."""
     holds, values = run.fsck()
     measures = [
@@ -250,7 +276,7 @@ def account(run: SmallRun, *, walked: bool = True) -> list[Measure]:
     ]
     if not walked:
         return measures
-    found = inspect(run.directory)
+    found = inspect(run.journal())
     return [
         *measures,
         Measure("claimed_tasks", found.claimed_tasks, "tasks", ">= 1"),

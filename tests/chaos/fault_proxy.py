@@ -28,6 +28,8 @@ connections · half: the target hears the callers hang up, its answers still pas
 is cut after `after` bytes · flip: the next frame's length has a bit wrong, once a connection"""
 
 _PIECE = 64 * 1024
+_REACHED_S = 2.0
+"""A target that takes no connection within so long is away."""
 _FRAME_HEADER = 9
 _DATA = 0
 _PREFACE = b"PRI * HTTP/2.0"
@@ -179,7 +181,8 @@ async def _connect(address: str) -> Any:
     if address.startswith("unix:"):
         return await asyncio.open_unix_connection(address.removeprefix("unix:"))
     host, _, port = address.rpartition(":")
-    return await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(_REACHED_S):
+        return await asyncio.open_connection(host, int(port))
 
 
 async def listen(link: Link) -> asyncio.Server:

@@ -1,5 +1,6 @@
 """The schedule of a nemesis follows from its seed, and leaves nobody's supervisor without hope."""
 
+import dataclasses
 import importlib.util
 import sys
 from collections import Counter
@@ -15,12 +16,17 @@ spec.loader.exec_module(nemesis)
 
 SERVICES = ["experience", "refit", "rollout", "trainer"]
 FLEET = [*SERVICES, "nats", "payloads", "redis"]
-LINKS = ["rollout-experience", "trainer-refit"]
+LINKS = ["rollout-experience", "trainer-refit", "experience-redis"]
+MEANS = nemesis.Means(LINKS, unframed=["experience-redis"], forgetful=["nats"], disk=True)
 SUPERVISOR_GIVES_UP = 6
 
 
-def scenes(seed, victims=SERVICES, *, kills=50):
-    return nemesis.plan(seed, victims, kills=kills, seconds=300, links=LINKS, disk=True)
+def scenes(seed, victims=SERVICES, *, kills=50, means=MEANS):
+    return nemesis.plan(seed, victims, means, kills=kills, seconds=300)
+
+
+def kinds(planned):
+    return {(fault.kind, fault.target) for scene in planned for fault in scene.faults}
 
 
 def deaths(planned):
@@ -65,3 +71,23 @@ def test_who_is_killed_is_not_stopped_at_the_same_moment():
     for scene in scenes(4):
         targets = [fault.target for fault in scene.faults if fault.kind in ("kill", "stop")]
         assert len(targets) == len(set(targets))
+
+
+def test_only_what_a_run_can_suffer_is_planned():
+    few = [each for seed in range(20) for each in scenes(seed, FLEET)]
+    all_means = dataclasses.replace(MEANS, drains=True, parts=True, disk=False)
+    many = [each for seed in range(20) for each in scenes(seed, FLEET, means=all_means)]
+
+    assert ("lose", "nats") in kinds(few)
+    assert {kind for kind, _ in kinds(few)}.isdisjoint({"drain", "part"})
+    assert {"drain", "part"} <= {kind for kind, _ in kinds(many)}
+    assert "disk" not in {kind for kind, _ in kinds(many)}
+    assert {name for kind, name in kinds(few + many) if kind == "lose"} == {"nats"}
+
+
+def test_no_bit_is_damaged_where_each_may_be_a_value():
+    planned = kinds([each for seed in range(20) for each in scenes(seed)])
+
+    assert ("hole", "experience-redis") in planned
+    assert ("flip", "rollout-experience") in planned
+    assert ("flip", "experience-redis") not in planned

@@ -5,26 +5,25 @@ every acknowledged result lies in exactly one place. The exception is a Redis th
 the run refuses to go on (`test_redis.py`).
 """
 
-import json
 import time
 
-import container_images
 import pytest
+from container_fleet import PORTS, START_S, USER, Fleet
+from container_members import until
 from containers import revision
-from containers_harness import until
-from fleet_harness import PORTS, RUN, START_S, USER, Fleet
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]  # images are built
 
 STANDSTILL_S = 5.0
 """Longer than a lease, and than any call's first try."""
-VICTIMS = ("redis", "nats", "experience", "rollout", "trainer", "refit")
+VICTIMS = ("redis", "nats", *PORTS)
 
 
 @pytest.fixture(scope="module")
-def fleet(images, tmp_path_factory):
-    container_images.build(images, *container_images.SERVICES, revision=revision())
-    with Fleet(tmp_path_factory.mktemp("fleet"), images).running() as fleet:
+def fleet(our_images, tmp_path_factory):
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), our_images)
+    with fleet.laid_out():
+        fleet.start_all()
         fleet.goes_on(timeout_s=START_S)
         yield fleet
 
@@ -86,8 +85,7 @@ def test_the_run_goes_on_after_a_fault(fleet, name, fault, record_property) -> N
 def test_nothing_is_lost_when_the_run_ends(fleet) -> None:
     fleet.finish()
 
-    status, printed = fleet.ask("fsck", RUN)
-    measures = {row["measure"]: row for row in map(json.loads, printed.splitlines())}
-    assert status == 0, printed
-    assert (measures["lost"]["value"], measures["trained_twice"]["value"]) == (0, 0)
-    assert measures["tasks_consumed"]["value"] > 0
+    holds, values = fleet.fsck()
+    assert holds, values
+    assert (values["lost"], values["trained_twice"]) == (0, 0)
+    assert values["tasks_consumed"] > 0

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from containers_harness import RECOVERY_S, server
+from container_members import RECOVERY_S, server
 
 from treadle_runtime.doorbell import Topic
 from treadle_runtime.doorbells.nats import NatsDoorbell

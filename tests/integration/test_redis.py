@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from containers_harness import DURABLE, RECOVERY_S, server, until
+from container_members import DURABLE, RECOVERY_S, server, until
 from redis import Redis
 from redis.exceptions import RedisError
 

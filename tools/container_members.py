@@ -1,13 +1,15 @@
-"""Containers that tests hurt, by the name of what they do to them."""
+"""Containers that proofs hurt, by the name of what is done to them."""
 
 import os
-import socket
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+from small_run import RunFailedError
 from testcontainers.core.container import DockerContainer
+
+from treadle_runtime.local_servers.server import free_port
 
 LOOK_S = 0.1
 _OURS = 2.0
@@ -18,10 +20,14 @@ DURABLE = "redis-server --appendonly yes --appendfsync always --maxmemory-policy
 
 
 def until(what: str, holds: Callable[[], Any], *, timeout_s: float = RECOVERY_S) -> float:
-    """Seconds until it holds; fails with its name where that takes longer than `timeout_s`."""
+    """Seconds until it holds.
+
+    Raises RunFailedError with its name where that takes longer than `timeout_s`.
+    """
     began = time.monotonic()
     while not holds():
-        assert time.monotonic() - began < timeout_s, f"{what}: not within {timeout_s:.0f} s"
+        if time.monotonic() - began > timeout_s:
+            raise RunFailedError(f"{what}: not within {timeout_s:.0f} s")
         time.sleep(LOOK_S)
     return time.monotonic() - began
 
@@ -44,13 +50,15 @@ class Member:
     @property
     def docker(self) -> Any:
         """The Docker client's view of it, which `reload` makes new."""
-        assert self._made is not None
+        if self._made is None:
+            raise RunFailedError("there is no such container")
         return self._made.get_wrapped_container()
 
     def start(self) -> None:
         """Starts it: the same container where there is one, with what it has written."""
         if self._made is None:
-            self._made = self._make().start()
+            self._made = self._make()  # one that does not start is removed too
+            self._made.start()
         else:
             self.docker.start()
 
@@ -72,6 +80,11 @@ class Member:
         finally:
             self.docker.unpause()
 
+    def port_of(self, port: int) -> int:
+        """Where on its loopback this host reaches a published port in this life."""
+        self.docker.reload()
+        return int(self.docker.ports[f"{port}/tcp"][0]["HostPort"])
+
     def remove(self) -> None:
         """Ends it, and forgets all that it has written."""
         if self._made is not None:
@@ -85,15 +98,18 @@ class Member:
 
 def server(image: str, command: str, port: int) -> Member:
     """A server that this host reaches at the same `127.0.0.1:port` in all lives."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        at = free.getsockname()
+    at = free_port()
 
     def make() -> DockerContainer:
-        container = DockerContainer(image, command=command)
-        container.ports = {f"{port}/tcp": at}
-        return container
+        return published(DockerContainer(image, command=command), port, at)
 
     member = Member(make)
-    member.port = at[1]
+    member.port = at
     return member
+
+
+def published(container: DockerContainer, port: int, at: int | None = None) -> DockerContainer:
+    """The container, whose port this host will reach at `127.0.0.1:at`, or at one that is free."""
+    # The client library takes an address too, and declares numbers alone.
+    cast("dict[str, Any]", container.ports)[f"{port}/tcp"] = ("127.0.0.1", at)
+    return container
