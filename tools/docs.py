@@ -49,6 +49,7 @@ COVERED = {
     r"python services/experience/benches/peers/plane\.py.*": "Makefile",
     r"python tools/learning\.py .*": "docs/learning.json",
     r"python tools/stopped_trainer\.py.*": "tests/chaos/test_proofs.py",
+    r"python tools/chaos\.py --containers .*": "tests/integration/test_container_nemesis.py",
     r"python -m treadle_experience\.main .*": "services/experience/tests/test_main.py",
     r"treadle restore .*": "services/experience/tests/test_failover.py",
     r"python -m treadle_refit\.main .*": "services/refit/tests/test_main.py",

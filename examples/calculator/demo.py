@@ -1,7 +1,8 @@
 """`make demo`: trains the calculator policy on the four services, and says what came of it.
 
 FROM_SCRATCH=1 makes the warm start anew first; RESUME=1 goes on with a run that was interrupted.
-OVERLAY=redis-nats-ray lays recipes/overlays/redis-nats-ray.yaml over the recipe.
+OVERLAY=redis-nats-ray lays recipes/overlays/redis-nats-ray.yaml over the recipe. AGENT=chat trains
+the agent of chat.py, which talks to the policy over HTTP.
 Prints one JSON object a measure, and exits with 1 where one does not hold.
 """
 
@@ -24,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = Path("runs/demo")
 POLICY = Path("examples/calculator/policy")
 MADE_ANEW = Path("runs/demo-policy")
+AGENTS = {
+    "env": "examples/calculator/env.py:CalculatorEnv",
+    "chat": "examples/calculator/chat.py:CalculatorChat",
+}
 SFT_RECIPE, RL_RECIPE = "recipes/calculator-sft.yaml", "recipes/calculator.yaml"
 
 HONESTLY = """
@@ -51,8 +56,9 @@ def main() -> int:
             return 1
         if from_scratch and (status := treadle("sft", SFT_RECIPE, f"output={policy}")):
             return status
-    overlay = os.environ.get("OVERLAY")
-    words = ["--overlay", f"recipes/overlays/{overlay}.yaml"] if overlay else []
+    words = [f"rollout.agent.name={AGENTS[os.environ.get('AGENT') or 'env']}"]
+    if overlay := os.environ.get("OVERLAY"):
+        words += ["--overlay", f"recipes/overlays/{overlay}.yaml"]
     if status := treadle("train", RL_RECIPE, f"run.dir={RUN}", f"run.model={policy}", *words):
         return status
     show()

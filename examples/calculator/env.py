@@ -35,9 +35,13 @@ class CalculatorEnv(Env):
             return self._end(correct=False)
         self._calls += 1
         time.sleep(self._latency_s)
-        result = int(call[1]) + int(call[2])
-        shown = str(result) if abs(result) <= MAX_SHOWN else "error"
-        return Result(observation=f"<|tool|>{shown}<|end|><|assistant|>")
+        return Result(observation=f"<|tool|>{shown(call)}<|end|><|assistant|>")
 
     def _end(self, *, correct: bool) -> Result:
         return Result(reward=float(correct), terminated=True, metrics={"calls": float(self._calls)})
+
+
+def shown(call: re.Match[str]) -> str:
+    """What the calculator shows for a call."""
+    result = int(call[1]) + int(call[2])
+    return str(result) if abs(result) <= MAX_SHOWN else "error"
