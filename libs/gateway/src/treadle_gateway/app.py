@@ -178,12 +178,12 @@ class Gateway:
         def understand() -> T:
             return read(parsed(data, max_bytes=self.settings.limits.body_bytes), headers)
 
-        if len(data) > IN_THREAD_BYTES:
-            return await self.turns.in_thread(understand)
+        heavy = len(data) > IN_THREAD_BYTES
+        asked = await self.turns.in_thread(understand) if heavy else None
         # What follows, up to the sampling, holds the loop: others have their turn between a few.
         async with self._few:
             await asyncio.sleep(0)
-        return understand()
+        return understand() if asked is None else asked
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._session(request)
