@@ -197,6 +197,13 @@ def test_a_template_that_cannot_be_used_is_refused_with_the_reason(
             id="calls-and-results-that-are-told",
         ),
         pytest.param(
+            "chatml",
+            [said("user", "Hi"), said("assistant", "find a"), said("tool", "ok")],
+            "<|im_start|>assistant\nfind a<|im_end|>\n<|im_start|>tool\nok<|im_end|>\n"
+            "<|im_start|>assistant\n",
+            id="a-result-of-a-call-in-words",
+        ),
+        pytest.param(
             "vision",
             [Message("user", (Text("What "), Text("is "), Image("0", "image/png"), Text("?")))],
             "<|im_start|>user\nWhat is <|vision_start|><|image_pad|><|vision_end|>?<|im_end|>\n"
