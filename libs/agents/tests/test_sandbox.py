@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -234,14 +235,24 @@ async def test_a_full_folder_is_told_and_can_be_emptied(bubblewrap: Bubblewrap) 
         await box.write({"more": bytes(100_000)})
 
 
-async def test_commands_read_the_folders_that_they_are_shown(tmp_path: Path) -> None:
-    shown = ROOT / "protos"
+@pytest.fixture
+def above() -> Iterator[Path]:
+    """A folder that every user may read, elsewhere than in /tmp, which a box has of its own."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "shown" / "known").mkdir(parents=True)
+        (folder / "beside").mkdir()
+        yield folder
+
+
+async def test_commands_read_the_folders_that_they_are_shown(above: Path) -> None:
+    shown = above / "shown"
     ended, _ = await run_once(
         Bubblewrap(readable=[str(shown)]),
-        ["sh", "-c", f"ls {shown}; ls -d {ROOT}/*; touch {shown}/planted"],
+        ["sh", "-c", f"ls {shown}; ls -d {above}/*; touch {shown}/planted"],
     )
-    assert b"treadle" in ended.output
-    assert ended.output.endswith(f"{shown}\n".encode())
+    assert ended.output == f"known\n{shown}\n".encode()
     assert b"Read-only" in ended.errors
 
 
