@@ -218,13 +218,11 @@ async def test_a_policy_failure_gets_the_reward_that_the_recipe_names(
 async def test_a_revoked_attempt_is_stopped_and_its_successor_runs(
     rig: Callable[..., Any], ticket: Callable[..., Ticket]
 ) -> None:
-    engine = ScriptedEngine()
-
-    def script(session: str, prompt_tokens: int) -> list[int]:
-        engine.token_s = FOR_EVER if session == "e-1" else 0.0
+    def script(asked: Asked) -> list[int]:
+        engine.token_s = FOR_EVER if asked.session == "e-1" else 0.0
         return [0, END]
 
-    engine.script = script
+    engine = ScriptedEngine(script=script)
     async with rig([ticket()], engine, lease_s=0.1) as r:
         r.experience.revoke.add(Attempt("e", 1))
         await r.replica.run()
