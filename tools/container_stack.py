@@ -47,9 +47,7 @@ class ProxyContainer:
         self._made = fleet.join_all(made, LINKS)
         docker: Any = self._made.get_wrapped_container()
         self._stdin: Any = docker.attach_socket(params={"stdin": 1, "stream": 1})
-        self._said: Iterator[bytes] = docker.attach(
-            stdout=True, stderr=False, stream=True, logs=True
-        )
+        self._said: Any = docker.attach(stdout=True, stderr=False, stream=True, logs=True)
 
     def lines(self) -> Iterator[str]:
         begun = b""
@@ -62,8 +60,10 @@ class ProxyContainer:
         os.write(self._stdin.fileno(), line.encode())
 
     def stop(self) -> None:
-        self._stdin.close()
         self._made.stop()
+        self._said.close()
+        self._stdin.close()
+        self._stdin._sock.close()  # noqa: SLF001, the client leaves it open
 
 
 class ContainerStack:

@@ -323,6 +323,11 @@ def test_what_is_no_character_does_not_hold_up_what_follows(policy) -> None:
     assert told == [TextDelta("\ufffdok")]
 
 
+def test_a_character_that_no_request_may_hold_is_told_as_its_picture(policy) -> None:
+    _, message, _, _ = policy("qwen2").says("a\0", "b")
+    assert message.text == "a␀b"
+
+
 @pytest.mark.parametrize("said", ["One\nObservation: two", "One\nObs", "One\nObservatory"])
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_a_stop_text_split_over_tokens_is_never_told(policy, said: str, cut: int) -> None:

@@ -144,7 +144,8 @@ class Characters:
         return told
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        # A client that says it back is understood: no request may hold a NUL.
+        return self._tokenizer.decode(ids, skip_special_tokens=False).replace("\0", "␀")
 
 
 def declared(folder: Path) -> Mapping[str, Any]:
