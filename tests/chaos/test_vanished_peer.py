@@ -48,6 +48,10 @@ async def asked(tmp_path):
     slow.answer.set()
     await server.stop(None)
     link.set("none")
+    async with asyncio.timeout(FOUND_S):
+        while link.connections:  # noqa: ASYNC110, what they leave is no later test's
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
 
 
 async def test_a_call_to_a_host_that_is_gone_ends_as_a_peer_that_is_away(tmp_path) -> None:
