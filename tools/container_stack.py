@@ -61,9 +61,12 @@ class ProxyContainer:
 
     def stop(self) -> None:
         self._made.stop()
-        self._said.close()
-        self._stdin.close()
-        self._stdin._sock.close()  # noqa: SLF001, the client leaves it open
+        for stream in (self._said, self._stdin):
+            # The client closes its own view of a socket, and leaves the socket open.
+            response = stream._response  # noqa: SLF001
+            line = response.raw._fp.fp.raw._sock  # noqa: SLF001
+            response.close()
+            line.close()
 
 
 class ContainerStack:
