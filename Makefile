@@ -35,7 +35,8 @@ fmt: setup
 	ruff format . && ruff check --fix . && buf format -w
 
 check: setup  ## Static: format, lint, types, contract, layers
-	ruff format --check . && ruff check . && pyright
+	ruff format --check . && ruff check .
+	NODE_OPTIONS=--max-semi-space-size=128 pyright --threads 2
 	buf lint && buf format -d --exit-code && buf breaking --against protos/released.binpb
 	lint-imports
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ def start_folder(model: SftModelConfig, folder: Path, seed: int) -> Path:
     single.copy_tokenizer(model.tokenizer, folder)
     tokenizer: Any = load_tokenizer(folder)
     torch.manual_seed(seed)
-    policy = cast("Any", AutoModelForCausalLM).from_config(
+    policy = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(model.config, local_files_only=True)
     )
     ends: dict[str, Any] = {
@@ -97,7 +97,7 @@ def start_folder(model: SftModelConfig, folder: Path, seed: int) -> Path:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a Hugging Face folder."""
-    return cast("Any", AutoTokenizer).from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def train(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
@@ -51,6 +51,4 @@ def _id(folder: Path, token: str) -> int:
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    return cast(
-        "PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    )
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
