@@ -1,0 +1,1 @@
+"""Worker processes: how a process and its workers talk, and how they are kept alive."""
