@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ from sidecar_process import Sidecar, running
 
 from treadle.episode.v1 import episode_pb2
 from treadle.payload.v1 import payload_service_pb2 as pb
+from treadle_core.media import Medium, MediumSpan
 from treadle_payloads.codec import encode_payload
+from treadle_payloads.media import medium_to_wire, put_medium
 from treadle_payloads.servicer import CHUNK_BYTES, READERS
 from treadle_payloads.sidecar_store import SidecarStore
 from treadle_payloads.store import Hold, PayloadReference
@@ -68,14 +70,23 @@ class Plane:
     payload: Peer
     store: SidecarStore
 
-    def stored(self, ticket: Any, segments: int) -> Any:
-        """The result of an episode whose payload was uploaded; another one for each number."""
-        data = encode_payload([segment()] * segments)
+    def stored(self, ticket: Any, segments: int, image: bytes = b"") -> Any:
+        """The result of an episode whose payload was uploaded; another one for each number.
+
+        Its segments show the image, if there is one, and that is uploaded too.
+        """
+        media = [Medium.of(image, "image/png")] if image else []
+        spans = tuple(MediumSpan(medium.sha256, 0, 2) for medium in media)
+        data = encode_payload([replace(segment(), media=spans)] * segments)
         put = self.store.put(data, holder=ticket.episode_id)
         payload = episode_pb2.Payload(
             sha256=put.sha256, size=put.size, node=put.node, epoch=put.epoch
         )
-        return result(data, payload=payload, num_tokens=4 * segments, num_trained=2 * segments)
+        made = result(data, payload=payload, num_tokens=4 * segments, num_trained=2 * segments)
+        for medium in media:
+            placed = put_medium(medium, image, self.store, holder=ticket.episode_id)
+            made.media.append(medium_to_wire(placed))
+        return made
 
     def completed(self, ticket: Any, of: Any) -> PayloadReference:
         fields = {"replica_id": "r1", "attempt": attempt(ticket), "result": of}
@@ -324,6 +335,41 @@ def test_released_payloads_go_and_shared_ones_stay_with_the_last(tmp_path: Path)
         until(lambda: not plane.has(gone))
         plane.failed(fourth)
         assert plane.has(stays)  # an attempt pins it still
+
+
+def test_an_image_that_many_show_is_one_object_and_goes_with_the_last_of_them(
+    tmp_path: Path,
+) -> None:
+    with plane_in(tmp_path, **ONE_EACH) as plane:
+        one, other, third, fourth = lease(plane.experience, max_tickets=4)
+        image = PayloadReference.of(b"a picture")
+        gone = plane.completed(one, plane.stored(one, 1, b"a picture"))
+        plane.completed(third, plane.stored(third, 2, b"a picture"))
+        names = [path.name for path in plane.sidecar.files()]
+        assert names.count(image.sha256) == 1
+        assert sums(tmp_path)["media"] == 1
+
+        plane.failed(other)  # the group of the first is incomplete, and leaves
+        until(lambda: not plane.has(gone))
+        assert plane.has(image)
+        plane.failed(fourth)
+        until(lambda: not plane.has(image))
+        assert sums(tmp_path)["pending"] == 0
+
+
+def test_a_result_whose_medium_is_not_on_its_node_is_asked_for(plane: Plane) -> None:
+    (ticket,) = lease(plane.experience)
+    of = plane.stored(ticket, 1, b"not a picture for long")
+    medium = of.media[0]
+    hold = Hold(PayloadReference(medium.sha256, medium.size, medium.node), ticket.episode_id)
+    plane.store.release([hold], writer_epoch=1)
+
+    found = plane.experience.refused(
+        "CompleteEpisode", replica_id="r1", attempt=attempt(ticket), result=of
+    )
+
+    assert (found.code, found.reason) == ("NOT_FOUND", "PAYLOAD_MISSING")
+    assert found.field == "result.media[0].sha256"
 
 
 def test_what_a_crash_between_a_release_and_its_deletion_leaves_is_swept(

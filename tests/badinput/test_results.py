@@ -11,7 +11,10 @@ from badinput_harness import World, attempt, completion, result, segment
 from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle_core.ids import episode_id
+from treadle_core.media import Medium
 from treadle_payloads.codec import encode_payload
+from treadle_payloads.files import FileStore
+from treadle_payloads.media import medium_to_wire
 
 pytestmark = pytest.mark.processes
 
@@ -58,6 +61,28 @@ def of_version(number: int) -> Any:
     return result(encode_payload([segment(version=number)]), versions=[number])
 
 
+CAT, DOG = Medium.of(b"cat", "image/png"), Medium.of(b"dog", "image/png")
+
+
+def media(*said: Any, spans: Any = ((CAT.sha256, 0, 1),), **changed: Any) -> Any:
+    """A result whose payload shows media at `spans`, and which names those `said`, or CAT.
+
+    Of the first that it names a field is `changed`.
+    """
+
+    def change(message: Any) -> None:
+        fields = ("sha256", "start", "length")
+        message.media.extend(
+            episode_pb2.MediumSpan(**dict(zip(fields, span, strict=True))) for span in spans
+        )
+
+    made = payload(change)
+    made.media.extend(map(medium_to_wire, said or (CAT,)))
+    for name, value in changed.items():
+        setattr(made.media[0], name, value)
+    return made
+
+
 RESULTS = [
     ("G5-tokens", result(num_tokens=0), "result.num_tokens"),
     ("G5-trained", result(num_trained=-1), "result.num_trained"),
@@ -89,6 +114,31 @@ RESULTS = [
     ("G13-object", array("token_ids", dtype="|O"), "segments[0].token_ids.dtype"),
     ("G14-unset", result(termination=0), "result.termination"),
     ("G14-unknown", result(termination=99), "result.termination"),
+    ("G31-sha256", media(sha256="../../../etc/passwd"), "result.media[0].sha256"),
+    ("G31-empty", media(size=0), "result.media[0].size"),
+    ("G31-size", media(size=-1), "result.media[0].size"),
+    ("G31-huge", media(size=2**62), "result.media[0].size"),
+    ("G31-type", media(media_type="text/html"), "result.media[0].media_type"),
+    ("G31-long", media(media_type="image/" + "x" * 10_000), "result.media[0].media_type"),
+    ("G31-node", media(node="http://elsewhere/"), "result.media[0].node"),
+    ("G31-epoch", media(epoch=-1), "result.media[0].epoch"),
+    ("G31-twice", media(CAT, CAT), "result.media[1].sha256"),
+    ("G31-many", media(*[CAT] * 257), "result.media"),
+    ("G32-sha256", media(spans=[("cat", 0, 1)]), "segments[0].media[0].sha256"),
+    ("G32-start", media(spans=[(CAT.sha256, -1, 1)]), "segments[0].media[0].start"),
+    ("G32-length", media(spans=[(CAT.sha256, 0, 0)]), "segments[0].media[0].length"),
+    ("G32-beyond", media(spans=[(CAT.sha256, 1, 2**62)]), "segments[0].media[0].length"),
+    ("G32-sampled", media(spans=[(CAT.sha256, 1, 2)]), "segments[0].media[0]"),
+    ("G32-overlap", media(spans=[(CAT.sha256, 0, 2)] * 2), "segments[0].media[1].start"),
+    ("G32-many", media(spans=[(CAT.sha256, 0, 1)] * 99), "segments[0].media"),
+    ("G32-unknown", media(DOG, spans=[(CAT.sha256, 0, 1)]), "result.media[0].sha256"),
+    (
+        "G32-unnamed",
+        media(DOG, spans=[(CAT.sha256, 0, 1), (DOG.sha256, 1, 1)]),
+        "segments[0].media[0].sha256",
+    ),
+    ("G32-unshown", media(CAT, DOG), "result.media[1].sha256"),
+    ("G32-none", media(spans=()), "result.media[0].sha256"),
     ("G27", result(metrics={str(i): 0.0 for i in range(5000)}), "result.metrics"),
 ]
 
@@ -192,3 +242,31 @@ def test_g25_a_payload_that_the_store_does_not_hold_is_asked_for(world: World) -
 
     assert (found.code, found.reason) == ("NOT_FOUND", "PAYLOAD_MISSING")
     world.holds_after(before, ticket)
+
+
+def test_g33_a_medium_that_the_store_does_not_hold_is_asked_for(world: World) -> None:
+    ticket = world.ticket()
+    before = world.ledger()
+
+    found = world.peer.refused("CompleteEpisode", **completion(ticket, media()))
+
+    assert (found.code, found.reason) == ("NOT_FOUND", "PAYLOAD_MISSING")
+    assert found.field == "result.media[0].sha256"
+    world.holds_after(before, ticket)
+
+
+def test_g33_bytes_of_another_size_are_not_the_medium(world: World) -> None:
+    store = FileStore(run_dir=world.service.directory)
+    store.path(CAT.sha256).write_bytes(b"cats")
+    ticket = world.ticket()
+    before = world.ledger()
+
+    found = world.peer.refused("CompleteEpisode", **completion(ticket, media()))
+    store.delete(CAT.sha256)
+    store.put(b"cat")
+    taken = world.peer("CompleteEpisode", **completion(ticket, media()))
+
+    assert (found.code, found.reason) == ("NOT_FOUND", "PAYLOAD_MISSING")
+    assert found.field == "result.media[0].sha256"
+    assert not taken.duplicate
+    assert world.ledger() != before

@@ -54,8 +54,9 @@ def measures(printed: str) -> dict[str, Any]:
 class Run:
     """One run directory, and the `treadle train` that works on it."""
 
-    def __init__(self, directory: Path, *overrides: str) -> None:
+    def __init__(self, directory: Path, *overrides: str, recipe: str = RECIPE) -> None:
         self.directory = directory
+        self._recipe = recipe
         self._overrides = overrides
         self._process: subprocess.Popen[str] | None = None
 
@@ -66,7 +67,7 @@ class Run:
             "-m",
             "treadle_cli.main",
             "train",
-            RECIPE,
+            self._recipe,
             f"run.dir={self.directory}",
             *self._overrides,
         ]
@@ -149,8 +150,9 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Makes runs whose processes are gone when the test is."""
     runs: list[Run] = []
 
-    def make(*overrides: str) -> Run:
-        run = Run(tmp_path / f"run{len(runs)}", *SMALL, *overrides)
+    def make(*overrides: str, recipe: str = RECIPE) -> Run:
+        small = SMALL if recipe == RECIPE else ()
+        run = Run(tmp_path / f"run{len(runs)}", *small, *overrides, recipe=recipe)
         runs.append(run)
         return run
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from treadle.episode.v1 import episode_pb2 as pb
 from treadle_core.episodes import NO_VERSION, Segment
 from treadle_core.errors import InvalidFieldError, TreadleError
+from treadle_core.media import MediumSpan
 from treadle_payloads.codec import decode_payload, encode_payload
 
 ARRAYS = ("token_ids", "sampled", "trained", "logprobs", "policy_version", "context_version")
@@ -27,6 +28,11 @@ def segments(draw: st.DrawFn) -> Segment:
         policy_version=policy,
         context_version=np.where(sampled, policy // 2, NO_VERSION).astype(np.int32),
         temperature=draw(st.floats(0, 2, width=32)),
+        media=tuple(
+            MediumSpan(f"{start:064x}", int(start), 1)
+            for start in np.flatnonzero(~sampled)
+            if rng.random() < 0.3
+        ),
     )
 
 
@@ -53,7 +59,7 @@ def test_decoding_gives_back_what_was_encoded(given_segments: list[Segment]) -> 
 
     assert len(decoded) == len(given_segments)
     for one, other in zip(decoded, given_segments, strict=True):
-        assert one.temperature == other.temperature
+        assert (one.temperature, one.media) == (other.temperature, other.media)
         for name in ARRAYS:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             assert getattr(one, name).dtype == getattr(other, name).dtype
@@ -251,3 +257,28 @@ def test_a_payload_without_segments_is_refused(data: bytes) -> None:
         decode_payload(data)
     with pytest.raises(InvalidFieldError, match="segments"):
         encode_payload([])
+
+
+@pytest.mark.parametrize(
+    ("spans", "field"),
+    [
+        pytest.param([{"sha256": "a", "length": 1}], "media[0].sha256", id="sha256"),
+        pytest.param([{"start": -1, "length": 1}], "media[0].start", id="start"),
+        pytest.param([{"length": 0}], "media[0].length", id="length"),
+        pytest.param([{"length": 2**62}], "media[0].length", id="beyond-the-end"),
+        pytest.param([{"start": 2**62, "length": 2**62}], "media[0].length", id="overflow"),
+        pytest.param([{"length": 2}], "media[0]", id="sampled"),
+        pytest.param([{"length": 1}] * 2, "media[1].start", id="overlap"),
+        pytest.param([{"length": 1}] * 4, "media", id="more-than-tokens"),
+    ],
+)
+def test_spans_of_media_that_cannot_be_are_refused_by_field(
+    spans: list[dict[str, object]], field: str
+) -> None:
+    message = message_of()
+    message.segments[0].media.extend(pb.MediumSpan(**{"sha256": "a" * 64} | each) for each in spans)
+
+    with pytest.raises(InvalidFieldError) as refused:
+        decode_payload(message.SerializeToString())
+
+    assert refused.value.field == f"segments[0].{field}"

@@ -207,3 +207,24 @@ def test_the_name_of_an_object_is_the_sha256_of_its_bytes(tmp_path: Path) -> Non
     (name,) = whole(spool)
     assert name == hashlib.sha256(b"tokens").hexdigest()
     assert (tmp_path / name[:2] / name).read_bytes() == b"tokens"
+
+
+def test_a_shared_object_stays_when_a_hold_of_it_ends(tmp_path: Path) -> None:
+    reference = put(spool_in(tmp_path), b"image")
+    spool = spool_in(tmp_path)  # a later epoch, which knows of no hold
+
+    deleted = spool.release([Hold(reference, "e1", shared=True)], writer_epoch=1)
+
+    assert (deleted, whole(spool)) == (0, {reference.sha256})
+
+
+def test_an_object_goes_with_its_last_hold_when_others_ended_before(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    reference = put(spool, b"image", "e1")
+    put(spool, b"image", "e2")
+    spool.confirm([Hold(reference, "e1"), Hold(reference, "e2")], writer_epoch=1)
+
+    early = spool.release([Hold(reference, "e1", shared=True)], writer_epoch=1)
+    last = spool.release([Hold(reference, "e2")], writer_epoch=1)
+
+    assert (early, last, whole(spool)) == (0, 1, set())

@@ -10,7 +10,9 @@ import pytest
 from sidecar_process import PATIENCE_S, RUN, Sidecar, running
 
 from treadle_core.errors import PayloadCorruptError, PayloadMissingError
+from treadle_core.media import Medium
 from treadle_payloads.files import FileStore
+from treadle_payloads.media import fetch_media, put_medium
 from treadle_payloads.sidecar_store import SidecarStore
 from treadle_payloads.store import Hold, PayloadReference, PayloadStore
 from treadle_runtime import plugins
@@ -148,3 +150,22 @@ def test_the_command_is_installed() -> None:
     )
 
     assert "payloads" in answer.stdout
+
+
+def test_what_others_need_stays_when_a_hold_ends(store: PayloadStore, data: bytes) -> None:
+    reference = store.put(data, holder="e1")
+    store.put(data, holder="e2")
+    store.confirm([Hold(reference, "e1"), Hold(reference, "e2")], writer_epoch=1)
+
+    store.release([Hold(reference, "e1", shared=True)], writer_epoch=1)
+    assert store.has(reference)
+    store.release([Hold(reference, "e2")], writer_epoch=1)
+    assert not store.has(reference)
+
+
+def test_media_are_fetched_from_wherever_they_lie(store: PayloadStore, data: bytes) -> None:
+    medium = put_medium(Medium.of(data, "image/png"), data, store, holder="e1")
+
+    found = fetch_media([medium], store, timeout_s=PATIENCE_S)
+
+    assert found[medium.sha256] == data

@@ -9,9 +9,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from treadle_core.episodes import NO_VERSION, Segment
+from treadle_core.media import Medium, MediumSpan
 from treadle_experience import episodes
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger
-from treadle_experience.transcripts import before_and_after
+from treadle_experience.transcripts import Words, before_and_after, pieces
 from treadle_payloads.codec import encode_payload
 
 WORDS = {"ask": 0, "call": 1, "seen": 2, "answer": 3}
@@ -210,3 +211,44 @@ def test_the_same_tasks_are_told_before_and_after(run, tokenizer) -> None:
     assert [(pair["before"]["step"], pair["after"]["step"]) for pair in pairs] == [(0, 2)] * 3
     assert pairs[0]["after"]["pieces"][1] == {"role": "policy", "text": "call", "versions": [3]}
     assert before_and_after(run, "unknown") == []
+
+
+@pytest.mark.parametrize(
+    ("size", "note"),
+    [(12_345, "<image 12 KB png>"), (999, "<image 999 B png>")],
+    ids=["kilobytes", "bytes"],
+)
+def test_an_image_is_a_note_in_the_text_where_it_was_shown(size: int, note: str, tokenizer) -> None:
+    medium = Medium("a" * 64, size, "image/png")
+    segment = Segment(
+        token_ids=np.array([0, 2, 2, 0, 3], np.int32),
+        sampled=(sampled := np.arange(5) == 4),
+        trained=sampled,
+        logprobs=np.where(sampled, -0.5, 0).astype(np.float32),
+        policy_version=(versions := np.where(sampled, 1, NO_VERSION).astype(np.int32)),
+        context_version=versions,
+        media=(MediumSpan(medium.sha256, 1, 2),),
+    )
+
+    said = [each.text for each in pieces([segment], Words(tokenizer), [medium])]
+    as_ids = [each.text for each in pieces([segment], Words(None), [medium])]
+    unknown = [each.text for each in pieces([segment], Words(None))]
+
+    assert said == [f"ask{note}ask", "answer"]
+    assert as_ids == [f"0 {note} 0", "3"]
+    assert unknown == ["0 <image> 0", "3"]
+
+
+def test_how_many_media_an_episode_has_is_listed_and_shown(make_world, tmp_path, capsys) -> None:
+    world = make_world().start()
+    play(world, world.lease(1, 1)[0], 1, media=(Medium.of(b"image", "image/png"),))
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    ledger.append(world.save(), ledger.acquire("run"))
+    ledger.close()
+
+    episodes.main([str(tmp_path), "--state", "done", "--json"])
+    (row,) = map(json.loads, capsys.readouterr().out.splitlines())
+    episodes.main([str(tmp_path), row["episode"]])
+
+    assert row["media"] == 1
+    assert "media     1, 5 bytes" in capsys.readouterr().out

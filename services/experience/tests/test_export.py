@@ -2,12 +2,16 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 
+from treadle_core.media import Medium
 from treadle_experience import export
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger
 from treadle_experience.recorded import recorded
+from treadle_payloads.files import FileStore
+from treadle_payloads.media import reference_of
 
 
 @pytest.fixture
@@ -55,6 +59,29 @@ def test_steps_are_written_in_order_with_what_was_reported_and_their_payloads(
     rows = map(json.loads, capsys.readouterr().out.splitlines())
     measures = {row["measure"]: row["value"] for row in rows}
     assert (measures["exported_groups"], measures["exported_episodes"]) == (4, 8)
+
+
+def test_media_are_exported_once_beside_the_payloads_and_a_step_without_them_is_named(
+    make_world, write
+) -> None:
+    world = make_world(max_lag=3).start()
+    cat, dog = (Medium.of(data, "image/png") for data in (b"cat", b"dog"))
+    for step, medium in ((1, cat), (2, dog)):
+        for ticket in world.lease(1, 4):
+            world.complete(ticket, media=(replace(medium, node="unix:/node", epoch=3),))
+        world.claim(step)
+        world.report(step)
+    directory = write(world)
+    FileStore(directory / "payloads").put(b"cat")
+
+    status, head, steps = exported(directory)
+
+    assert (status, head["steps"], list(head["missing"])) == (1, [1], ["2"])
+    assert dog.sha256 in head["missing"]["2"]
+    out = FileStore(directory / "out" / "payloads")
+    assert out.get(reference_of(cat)) == b"cat"
+    told = [each["result"]["media"] for task in steps[1][1:] for each in task["episodes"]]
+    assert told == [[{"sha256": cat.sha256, "size": "3", "media_type": "image/png"}]] * 4
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -2,10 +2,12 @@
 
 import json
 import sqlite3
+from dataclasses import replace
 
 import pytest
 import yaml
 
+from treadle_core.media import Medium
 from treadle_experience import fsck
 from treadle_experience.adapters.sqlite import FILE_NAME, SqliteLedger
 from treadle_experience.core import audit
@@ -147,6 +149,41 @@ def test_a_stored_payload_is_looked_for_in_the_store(make_world, tmp_path, capsy
     FileStore(tmp_path / "payloads").delete(reference.sha256)
 
     assert (there, fsck.main([str(tmp_path)])) == (0, 1)
+
+
+@pytest.mark.parametrize("damage", [None, b"imago", b"im"], ids=["gone", "other", "cut"])
+def test_an_episode_whose_medium_is_not_what_it_was_is_lost(
+    make_world, tmp_path, capsys, damage
+) -> None:
+    world = make_world().start()
+    store, medium = FileStore(tmp_path / "payloads"), Medium.of(b"image", "image/png")
+    store.put(b"image")
+    showing, other = world.lease(1, 2)
+    world.complete(showing, media=(medium,))
+    world.complete(other)
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    ledger.append(world.save(), ledger.acquire("run"))
+    ledger.close()
+
+    assert fsck.main([str(tmp_path)]) == 0
+    assert measures(capsys)["media"]["value"] == 1
+    store.delete(medium.sha256)
+    if damage is not None:
+        store.path(medium.sha256).write_bytes(damage)
+    assert fsck.main([str(tmp_path)]) == 1
+    assert measures(capsys)["lost"]["value"] == 1
+
+
+def test_a_medium_on_another_node_is_not_looked_for(make_world, tmp_path, capsys) -> None:
+    world = make_world().start()
+    medium = replace(Medium.of(b"image", "image/png"), node="host:1")
+    world.complete(world.lease(1, 1)[0], media=(medium,))
+    ledger = SqliteLedger(tmp_path / FILE_NAME)
+    ledger.append(world.save(), ledger.acquire("run"))
+    ledger.close()
+
+    assert fsck.main([str(tmp_path)]) == 0
+    assert measures(capsys)["payloads_elsewhere"]["value"] == 1
 
 
 def test_a_payload_on_another_node_is_not_looked_for(make_world, tmp_path, capsys) -> None:

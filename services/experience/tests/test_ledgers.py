@@ -14,6 +14,7 @@ import pytest
 
 from treadle_core.errors import InvalidFieldError, WrongRunError
 from treadle_core.faults import FaultReason
+from treadle_core.media import Medium
 from treadle_experience.adapters import sqlite
 from treadle_experience.adapters.memory import MemoryLedger
 from treadle_experience.adapters.redis_ledger import RedisLedger
@@ -73,7 +74,7 @@ def journal(make_world, tools):
     world = make_world(
         evaluation=tools.evaluation(limit=1), num_tasks=7, retries=0, max_lag=3, steps=3
     ).start()
-    world.complete(world.lease(1)[0])
+    world.complete(world.lease(1)[0], media=(Medium.of(b"image", "image/png"),))
     world.fail(world.lease(1, 1)[0])
     world.train(1)
     world.train(2)

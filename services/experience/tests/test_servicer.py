@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle.experience.v1 import experience_service_pb2_grpc as rpc
 from treadle_core.episodes import Segment
+from treadle_core.media import Medium, MediumSpan
 from treadle_experience.adapters.memory import MemoryLedger
 from treadle_experience.core.run import Run
 from treadle_experience.custody import Custody
@@ -20,6 +22,7 @@ from treadle_experience.payloads import inline_limit
 from treadle_experience.servicer import ExperienceServicer
 from treadle_payloads.codec import encode_payload
 from treadle_payloads.files import FileStore
+from treadle_payloads.media import medium_to_wire
 from treadle_payloads.store import PayloadReference
 from treadle_runtime.channel import call
 from treadle_runtime.errors import RemoteError
@@ -524,3 +527,38 @@ async def test_a_preview_tells_whose_payload_lies_in_the_store_and_claims_nothin
         assert rest
         refused = await client.refused("PreviewSteps", max_steps=-1)
         assert (refused.reason, refused.field) == ("INVALID_FIELD", "max_steps")
+
+
+CAT = Medium.of(b"cat", "image/png")
+
+
+def showing(*media: Medium, **changes) -> episode_pb2.EpisodeResult:
+    """A result whose payload shows CAT, and that names `media`."""
+    shown = replace(segment(), media=(MediumSpan(CAT.sha256, 0, 2),))
+    return result_of(encode_payload([shown]), media=map(medium_to_wire, media), **changes)
+
+
+async def test_media_come_back_with_the_claim_and_lie_in_the_store(served) -> None:
+    async with served(tasks_per_step=1) as client:
+        await client.start()
+        client.store.put(b"cat")
+        for ticket in await client.lease(2):
+            await client.complete(ticket, showing(CAT))
+            assert (await client.complete(ticket, showing(CAT))).duplicate
+        claim = await client("ClaimStep", trainer_epoch=1, step=1)
+
+    assert [e.result for e in claim.tasks[0].episodes] == [showing(CAT)] * 2
+
+
+async def test_a_medium_that_the_store_does_not_hold_is_asked_for_by_its_field(served) -> None:
+    gone = Medium.of(b"never stored", "image/png")
+    shown = replace(segment(), media=(MediumSpan(gone.sha256, 0, 1),))
+    result = result_of(encode_payload([shown]), media=[medium_to_wire(gone)])
+    async with served() as client:
+        await client.start()
+        (ticket,) = await client.lease()
+
+        error = await client.refused("CompleteEpisode", **completion(ticket, result))
+
+    assert (error.kind, error.reason) == ("not_found", "PAYLOAD_MISSING")
+    assert (error.field, error.value) == ("result.media[0].sha256", gone.sha256)

@@ -15,11 +15,15 @@ from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as pb
 from treadle_core.episodes import NO_VERSION, Segment
 from treadle_core.errors import Kind, TreadleError
+from treadle_core.media import Medium, MediumSpan
 from treadle_payloads.codec import encode_payload
+from treadle_payloads.media import medium_to_wire
 
 RUN_ID = "model"
 ASK_AGAIN = ("LEDGER_FULL", "WRITER_FENCED", "PAYLOAD_MISSING")
 """The call may have been decided; the same one is answered later, perhaps by a successor."""
+
+IMAGES = (b"a picture", b"another picture", b"a third")
 
 GIVE_UP = 0.03
 """Part of the calls whose client goes away before the answer."""
@@ -85,7 +89,8 @@ def happens(random: Random, probability: float) -> bool:
 def result_of(key: tuple[str, int], versions: set[int], salt: str) -> tuple[Sent, Any]:
     """A result whose tokens were sampled by `versions`, and whose content is a function of all.
 
-    Some payloads lie in the store; some have the same bytes as others.
+    Some payloads lie in the store; some have the same bytes as others. Some show images, which
+    others show too.
     """
     sampled = sorted(versions)
     seed = hashlib.sha256(f"{key}{sampled}{salt}".encode()).digest()
@@ -93,7 +98,8 @@ def result_of(key: tuple[str, int], versions: set[int], salt: str) -> tuple[Sent
     is_stored = seed[1] < 90
     if seed[2] < 25 and not salt:
         seed = hashlib.sha256(f"{sampled}".encode()).digest()
-    policy = np.array([NO_VERSION, *sampled], np.int32)
+    images = tuple(image for image, byte in zip(IMAGES, seed[3:], strict=False) if byte < 50)
+    policy = np.array([NO_VERSION] * (1 + len(images)) + sampled, np.int32)
     mask = policy != NO_VERSION
     segment = Segment(
         token_ids=np.resize(np.frombuffer(seed, "<u4") >> 1, policy.size).astype(np.int32),
@@ -102,6 +108,10 @@ def result_of(key: tuple[str, int], versions: set[int], salt: str) -> tuple[Sent
         logprobs=np.where(mask, -0.5, 0.0).astype(np.float32),
         policy_version=policy,
         context_version=policy,
+        media=tuple(
+            MediumSpan(hashlib.sha256(image).hexdigest(), place, 1)
+            for place, image in enumerate(images, 1)
+        ),
     )
     data = encode_payload([segment])
     digest = hashlib.sha256(data).hexdigest()
@@ -114,8 +124,9 @@ def result_of(key: tuple[str, int], versions: set[int], salt: str) -> tuple[Sent
         payload=episode_pb2.Payload(
             sha256=digest, size=len(data), inline=None if is_stored else data
         ),
+        media=[medium_to_wire(Medium.of(image, "image/png")) for image in images],
     )
-    return Sent(digest, frozenset(versions), data, reward, is_stored), message
+    return Sent(digest, frozenset(versions), data, reward, is_stored, images), message
 
 
 def _short(message: Any) -> str:

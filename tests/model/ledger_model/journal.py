@@ -25,6 +25,7 @@ from treadle_experience.core.transitions import (
     TaskOpened,
     Transition,
 )
+from treadle_payloads.media import reference_of
 from treadle_payloads.store import PayloadReference, PayloadStore
 
 PENDING = (TaskState.OPEN, TaskState.READY, TaskState.CLAIMED, TaskState.TRAINED)
@@ -88,8 +89,8 @@ class Journal:
         return False
 
     def lose(self, random: Random) -> None:
-        """The store loses a payload."""
-        stored = sorted({each.sha256 for each in self.held.values() if not each.inlined})
+        """The store loses a payload, or a medium."""
+        stored = sorted({sha256 for each in self.held.values() for sha256, _ in each.stored()})
         if stored:
             sha256 = random.choice(stored)
             self.vanished.add(sha256)
@@ -166,8 +167,10 @@ class Journal:
         left = self.held.keys() - state.episodes.keys()
         require(not left, "payloads of what is forgotten are released", left)
         tasks = {id_: state.tasks[state.episodes[id_].task_id] for id_ in self.held}
-        size = sum(r.size for id_, r in self.held.items() if tasks[id_].evaluation is None)
-        require(state.payload_bytes == size, "the budget counts what is held", size)
+        training = [r for id_, r in self.held.items() if tasks[id_].evaluation is None]
+        media = {medium.sha256: medium.size for each in training for medium in each.media}
+        size = sum(each.size for each in training) + sum(media.values())
+        require(state.payload_bytes == size, "the budget counts what is held, media once", size)
 
     def _check_bytes(self, task: Task, episode: Episode) -> None:
         result = self.held[episode.episode_id]
@@ -177,6 +180,9 @@ class Journal:
             there = episode.inline is not None or task.evaluation is not None
         lost = result.sha256 in self.vanished
         require(there or lost, "its payload is there", episode.episode_id, result.sha256)
+        for medium in result.media:
+            there = self.store.has(reference_of(medium)) or medium.sha256 in self.vanished
+            require(there, "what it shows is there", episode.episode_id, medium.sha256)
 
 
 def _is_needed(task: Task, released: int) -> bool:

@@ -125,6 +125,12 @@ LEDGER = (
         "    return task.step <= state.trained_step and ",
     ),
     Mutant(
+        "shared_medium_released",
+        "treadle_experience.custody",
+        "            replace(hold, shared=hold.reference.sha256 not in going)\n",
+        "            replace(hold, shared=False)\n",
+    ),
+    Mutant(
         "forgotten_uncounted",
         f"{CORE}.forgetting",
         "        state.forgotten_results[task.state] += len(task.members())\n",

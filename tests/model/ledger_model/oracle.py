@@ -5,6 +5,7 @@ an answer is in doubt: it may have happened or not. Steps of versions, digests o
 of batches and the lineage are its own notes.
 """
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -54,6 +55,8 @@ class Sent:
     reward: float | None
     is_stored: bool
     """Its payload lies in the store, not in the ledger."""
+    images: tuple[bytes, ...]
+    """What its segment shows, each once."""
 
 
 @dataclass
@@ -235,6 +238,9 @@ class Oracle:
         payload, result = episode.result.payload, episode.result
         there = payload.inline == (b"" if sent.is_stored else sent.data)
         require(there, "its payload is where it was sent", key)
+        shown = tuple(medium.sha256 for medium in result.media)
+        wanted = tuple(hashlib.sha256(image).hexdigest() for image in sent.images)
+        require(shown == wanted, "its media are what was sent", key, shown)
         reward = result.reward if result.HasField("reward") else None
         require(reward == sent.reward, "its reward is what was sent", key, reward)
         acknowledged = self.acknowledged.get(key[0])

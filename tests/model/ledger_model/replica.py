@@ -177,9 +177,8 @@ class Replica:
 
     def _upload(self, sent: Sent) -> None:
         journal = self.world.journal
-        if sent.is_stored:
-            journal.store.put(sent.data)
-            journal.vanished.discard(sent.digest)
+        for data in (*sent.images, *([sent.data] if sent.is_stored else [])):
+            journal.vanished.discard(journal.store.put(data).sha256)
 
     async def _complete(self, key: tuple[str, int], result: tuple[Sent, Any]) -> Any:
         return await self.world.call(

@@ -1,6 +1,7 @@
 """Random schedules of one run, and the fair one that must complete it from wherever it is."""
 
 import asyncio
+import hashlib
 import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -175,7 +176,8 @@ class Schedule:
         self.loop.close()
         for sent in self.world.oracle.sent.values():
             for each in sent.values():
-                self.store.delete(each.digest)
+                for data in (each.data, *each.images):
+                    self.store.delete(hashlib.sha256(data).hexdigest())
 
     def _pass(self, seconds: float) -> None:
         self.loop.run_for(seconds)

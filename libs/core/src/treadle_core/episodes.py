@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import Medium, MediumSpan, check_media, check_spans
 
 MAX_REWARD = 1e6
 """Largest magnitude of a reward or metric that an agent may report."""
@@ -41,6 +42,8 @@ class Segment:
     """Oldest version whose cached keys the token attended to, [T]; NO_VERSION likewise."""
     temperature: float = 1.0
     """Temperature of the sampling distribution; 0 is greedy and never trained."""
+    media: tuple[MediumSpan, ...] = ()
+    """Where media are shown, ascending and not overlapping; no token of theirs is sampled."""
 
     def __post_init__(self) -> None:
         """Checks the arrays against each other."""
@@ -73,6 +76,7 @@ class Segment:
                 )
         if not (np.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidFieldError("temperature", limit=">= 0", value=self.temperature)
+        check_spans(self.media, self.sampled)
 
     @property
     def num_tokens(self) -> int:
@@ -129,9 +133,12 @@ class Episode:
     """Numbers that the agent reports, by name."""
     turn_rewards: tuple[float, ...] = ()
     """Reward of each turn, where the agent gives one; their sum is `reward`."""
+    media: tuple[Medium, ...] = ()
+    """What the segments show, each content once; they show no other."""
 
     def __post_init__(self) -> None:
-        """Checks the numbers that an agent reported."""
+        """Checks the media, and the numbers that an agent reported."""
+        check_media(self.media, [segment.media for segment in self.segments])
         numbers = {f"metrics.{name}": value for name, value in self.metrics.items()}
         numbers |= {f"turn_rewards[{i}]": value for i, value in enumerate(self.turn_rewards)}
         if self.reward is not None:

@@ -13,7 +13,7 @@ class Sampling:
     """How the policy samples. Nothing is taken from a checkpoint's generation config.
 
     An engine honours `temperature` and `max_tokens`, and of the other fields those that it names;
-    the default of each of these is: off. They act in the order bias, penalties, schema,
+    the default of each of these is: off. They act in the order bias, penalties, schema or grammar,
     temperature, min_p, top_k, top_p, and what is left is the distribution that is sampled from.
     """
 
@@ -39,6 +39,9 @@ class Sampling:
     """Added to the logits of tokens, by id, each within ±100."""
     schema: Mapping[str, Json] | None = field(default=None, hash=False)
     """JSON schema that the turn's text obeys; `{}` is any JSON."""
+    grammar: str = ""
+    """Grammar that the turn obeys, in the dialect of Lark that llguidance reads: `<[7]>` is the
+    token 7. Empty: none. Not beside a schema."""
 
     @property
     def shaped(self) -> frozenset[str]:
@@ -60,9 +63,12 @@ _OFF: Mapping[str, Json] = {
     "repetition_penalty": 1.0,
     "logit_bias": {},
     "schema": None,
+    "grammar": "",
 }
 SHAPES = frozenset(_OFF)
 """Names of the optional fields of Sampling."""
+CONSTRAINTS = frozenset({"schema", "grammar"})
+"""Those of them that say what a turn must be."""
 
 
 @dataclass(frozen=True, slots=True)

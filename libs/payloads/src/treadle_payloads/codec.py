@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from treadle.episode.v1 import episode_pb2 as pb
 from treadle_core.episodes import Segment
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import MediumSpan
 from treadle_payloads.store import Buffer
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -69,6 +70,10 @@ def _segment_to_wire(segment: Segment) -> pb.Segment:
         policy_version=_spans_of(segment.policy_version),
         context_version=_spans_of(segment.context_version),
         temperature=segment.temperature,
+        media=[
+            pb.MediumSpan(sha256=span.sha256, start=span.start, length=span.length)
+            for span in segment.media
+        ],
     )
 
 
@@ -82,12 +87,29 @@ def _segment_from_wire(message: pb.Segment, field: str) -> Segment:
         raise InvalidFieldError(f"{field}.token_ids", limit="shape [T], T >= 1", value="[0]")
     for name in _VERSIONS:
         arrays[name] = _versions_of(getattr(message, name), num_tokens, f"{field}.{name}")
+    media = _media_from_wire(message.media, num_tokens, field)
     try:
-        return Segment(**arrays, temperature=message.temperature)
+        return Segment(**arrays, temperature=message.temperature, media=media)
     except InvalidFieldError as error:
         raise InvalidFieldError(
             f"{field}.{error.field}", limit=error.limit, value=error.value
         ) from error
+
+
+def _media_from_wire(
+    messages: Sequence[pb.MediumSpan], num_tokens: int, field: str
+) -> tuple[MediumSpan, ...]:
+    if len(messages) > num_tokens:
+        limit = f"at most {num_tokens} spans, one a token"
+        raise InvalidFieldError(f"{field}.media", limit=limit, value=len(messages))
+    spans: list[MediumSpan] = []
+    for index, message in enumerate(messages):
+        try:
+            spans.append(MediumSpan(message.sha256, message.start, message.length))
+        except InvalidFieldError as error:
+            name = f"{field}.media[{index}].{error.field}"
+            raise InvalidFieldError(name, limit=error.limit, value=error.value) from error
+    return tuple(spans)
 
 
 def _array_to_wire(array: NDArray[Any], dtype: str) -> pb.Array:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from treadle_core.errors import InvalidFieldError, PayloadMissingError, TreadleError
+from treadle_core.ids import checked_sha256, is_sha256
 from treadle_payloads.store import (
     GET_S,
     IDLE_S,
@@ -18,8 +19,6 @@ from treadle_payloads.store import (
     PayloadReference,
     PayloadStoreFullError,
     Stay,
-    checked_sha256,
-    is_sha256,
 )
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -131,7 +130,8 @@ class FileStore:
     def release(self, holds: Iterable[Hold], *, writer_epoch: int = 0) -> None:
         del writer_epoch
         for hold in holds:
-            self.delete(hold.reference.sha256)
+            if not hold.shared:
+                self.delete(hold.reference.sha256)
 
     def delete(self, sha256: str) -> None:
         """Forgets the bytes; no error when there are none."""

@@ -18,7 +18,7 @@ import numpy as np
 import ray
 from ray.exceptions import ObjectStoreFullError
 
-from treadle_payloads.store import is_sha256
+from treadle_core.ids import is_sha256
 
 SILENCE_S = 60.0
 """An owner that its sidecar has not tended for so long ends itself."""

@@ -11,9 +11,9 @@ import grpc.aio
 from treadle.payload.v1 import payload_service_pb2 as pb
 from treadle.payload.v1 import payload_service_pb2_grpc as rpc
 from treadle_core.errors import InvalidFieldError, Kind, PayloadMissingError, TreadleError
-from treadle_core.ids import checked_id
+from treadle_core.ids import checked_id, checked_sha256
 from treadle_payloads.spool import Spool
-from treadle_payloads.store import Hold, PayloadReference, checked_sha256
+from treadle_payloads.store import Hold, PayloadReference
 from treadle_runtime.fields import at_least, check_run
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PayloadService"].full_name
@@ -113,7 +113,11 @@ class PayloadServicer(rpc.PayloadServiceServicer):
         writer_epoch = at_least("writer_epoch", request.writer_epoch, 1)
         _check_number("holds", request.holds)
         holds = [
-            Hold(PayloadReference(hold.sha256, 0), checked_id(f"holds[{i}].holder", hold.holder))
+            Hold(
+                PayloadReference(hold.sha256, 0),
+                checked_id(f"holds[{i}].holder", hold.holder),
+                shared=hold.shared,
+            )
             for i, hold in enumerate(request.holds)
         ]
         deleted = await asyncio.to_thread(self.spool.release, holds, writer_epoch=writer_epoch)

@@ -146,7 +146,10 @@ class SidecarStore:
     def release(self, holds: Iterable[Hold], *, writer_epoch: int) -> None:
         failures: list[TreadleError] = []
         for node, unneeded in _by_node(holds).items():
-            ended = [pb.Hold(sha256=each.reference.sha256, holder=each.holder) for each in unneeded]
+            ended = [
+                pb.Hold(sha256=each.reference.sha256, holder=each.holder, shared=each.shared)
+                for each in unneeded
+            ]
             try:  # one that is away keeps the others from nothing
                 for at in range(0, len(ended), _MOST_HOLDS):
                     request = pb.ReleaseRequest(

@@ -146,7 +146,9 @@ class Spool:
             with self._lock:
                 self._check(writer_epoch)
                 sha256 = hold.reference.sha256
-                if self._holds.release(sha256, hold.holder, self._clock()):
+                # Holds are gone with an earlier epoch, so that the ledger has to say so as well.
+                alone = self._holds.release(sha256, hold.holder, self._clock())
+                if alone and not hold.shared:
                     deleted += self._delete(sha256)
         return deleted
 

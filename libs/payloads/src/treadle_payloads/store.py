@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from treadle_core.errors import InvalidFieldError, Kind, PayloadCorruptError, TreadleError
+from treadle_core.ids import checked_sha256
 
 INLINE_LIMIT = 65536
 """Bytes up to which a payload travels inline in the ledger instead of through a store."""
@@ -17,7 +18,6 @@ Buffer: TypeAlias = bytes | memoryview
 GET_S = 30.0
 """Most seconds that a reader waits for payloads, unless it says otherwise."""
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NODE = re.compile(r"unix:/[\x21-\x7e]{1,250}|[A-Za-z0-9.:\[\]_-]{1,250}:[0-9]{1,5}|")
 
 
@@ -100,6 +100,8 @@ class Hold:
     reference: PayloadReference
     holder: str
     """The episode."""
+    shared: bool = False
+    """Of a hold that ends: the ledger knows of others that need the bytes, so they stay."""
 
 
 class PayloadStore(Protocol):
@@ -145,7 +147,9 @@ class PayloadStore(Protocol):
         ...
 
     def release(self, holds: Iterable[Hold], *, writer_epoch: int) -> None:
-        """Forgets what no other episode needs; no error where there is nothing.
+        """Ends holds, and forgets what no other episode needs; no error where there is nothing.
+
+        A store that does not know who holds what forgets what is not `shared`.
 
         Raises PayloadStoreAwayError or PayloadKeeperFencedError.
         """
@@ -180,15 +184,3 @@ its way. Whoever comes later puts again."""
 def is_node(value: str) -> bool:
     """Whether `value` is the address of a sidecar, or empty."""
     return _NODE.fullmatch(value) is not None
-
-
-def is_sha256(value: str) -> bool:
-    """Whether `value` is 64 lower-case hex digits."""
-    return _SHA256.fullmatch(value) is not None
-
-
-def checked_sha256(value: str) -> str:
-    """Returns `value` if it is 64 lower-case hex digits; raises InvalidFieldError otherwise."""
-    if not is_sha256(value):
-        raise InvalidFieldError("sha256", limit=_SHA256.pattern, value=repr(value[:80]))
-    return value

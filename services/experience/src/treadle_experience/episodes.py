@@ -123,7 +123,8 @@ def _show(record: Record, args: argparse.Namespace) -> None:
         segments, missing = read_segments(record, payloads_of(args.run)), ""
     except PayloadMissingError as error:
         segments, missing = (), error.message
-    said = [each.row() for each in pieces(segments, words)]
+    media = record.result.media if record.result else ()
+    said = [each.row() for each in pieces(segments, words, media)]
     rows = list(token_rows(segments, words)) if args.tokens else []
     if args.json:
         row = record.row() | {"spec": dict(record.spec), "pieces": said}
@@ -168,6 +169,9 @@ def _head(record: Record) -> Iterator[str]:
     yield f"  reward    {reward}{turns}  {result.termination.value}"
     yield f"  tokens    {result.num_tokens}, {result.num_trained} trained"
     yield f"  versions  {_spans(result.versions)}"
+    if result.media:
+        size = sum(medium.size for medium in result.media)
+        yield f"  media     {len(result.media)}, {size} bytes"
     if result.metrics:
         pairs = (f"{name} {value:g}" for name, value in sorted(result.metrics.items()))
         yield f"  metrics   {', '.join(pairs)}"

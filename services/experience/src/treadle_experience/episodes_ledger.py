@@ -88,6 +88,7 @@ class Record:
             "tokens": self.result.num_tokens,
             "trained_tokens": self.result.num_trained,
             "versions": list(self.result.versions),
+            "media": len(self.result.media),
             "metrics": dict(self.result.metrics),
             "trace_id": self.trace_id,
         }

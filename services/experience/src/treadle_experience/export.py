@@ -14,7 +14,8 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from treadle_core.errors import TreadleError
+from treadle_core.errors import PayloadMissingError, TreadleError
+from treadle_core.media import Medium
 from treadle_experience import wire
 from treadle_experience.core.state import Episode
 from treadle_experience.core.steps import ClaimedTask
@@ -23,6 +24,7 @@ from treadle_experience.ledgers import read_ledger
 from treadle_experience.payloads import load
 from treadle_experience.recorded import Recorded, RecordedStep, recorded
 from treadle_payloads.files import FileStore
+from treadle_payloads.media import reference_of
 from treadle_payloads.store import PayloadStore
 from treadle_runtime.files import write_durably
 from treadle_runtime.measures import Measure, report
@@ -99,7 +101,7 @@ class Exporter:
         return True
 
     def _has_copied(self, step: int, tasks: Sequence[ClaimedTask]) -> bool:
-        """Copies the payloads of groups; where one is gone, `missing` says which and why."""
+        """Copies payloads and media of groups; where one is gone, `missing` says which and why."""
         for episode in (each for task in tasks for each, _ in task.episodes):
             try:
                 self._bytes += self._copy(episode)
@@ -115,6 +117,18 @@ class Exporter:
         inline = self._found.inline.get(episode.episode_id)
         data = load(episode.result, inline, self._source)
         self._store.put(bytes(data))
+        return len(data) + sum(map(self._copy_medium, episode.result.media))
+
+    def _copy_medium(self, medium: Medium) -> int:
+        """The bytes that it took; none where it was copied before."""
+        reference = reference_of(medium)
+        if self._store.has(reference):
+            return 0
+        if self._source is None:
+            message = f"medium {medium.sha256} is not in the run, which has no payload store"
+            raise PayloadMissingError(message, field="sha256", value=medium.sha256)
+        data = self._source.get(reference)
+        self._store.put(bytes(data))
         return len(data)
 
     def _write(self, name: str, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
@@ -126,6 +140,7 @@ def _row(task: ClaimedTask) -> dict[str, Any]:
     """The group as JSON of `treadle.experience.v1.ClaimedTask`."""
     message = wire.claimed_task(task)
     for episode in message.episodes:
-        episode.result.payload.ClearField("node")
-        episode.result.payload.ClearField("epoch")
+        for stored in (episode.result.payload, *episode.result.media):
+            stored.ClearField("node")
+            stored.ClearField("epoch")
     return json_format.MessageToDict(message, preserving_proto_field_name=True)

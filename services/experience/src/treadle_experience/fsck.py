@@ -6,11 +6,12 @@ a measure.
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treadle_core.errors import TreadleError
+from treadle_core.media import Medium
 from treadle_experience.core.apply import apply
 from treadle_experience.core.audit import Account, reconcile
 from treadle_experience.core.state import Episode, RunState
@@ -19,6 +20,7 @@ from treadle_experience.episodes_ledger import payload_parameters, payloads_of
 from treadle_experience.ledgers import read_ledger
 from treadle_experience.payloads import load
 from treadle_experience.ports import Snapshot
+from treadle_payloads.media import fetch_media
 from treadle_payloads.store import PayloadStore
 from treadle_runtime.measures import NONE, Measure, report
 
@@ -34,9 +36,12 @@ class Findings:
     gaps: int
     """Positions of the journal that hold nothing."""
     without_payload: frozenset[str]
-    """Pending episodes whose payload is not there, or is not what its sha256 says."""
+    """Pending episodes whose payload, or a medium of theirs, is not there, or is not what its
+    sha256 says."""
     elsewhere: int
-    """Pending episodes whose payload lies on another node, and is not looked at."""
+    """Pending episodes of which something lies on another node, and is not looked at."""
+    media: int
+    """Distinct media of pending episodes."""
 
 
 def main(argv: list[str]) -> int:
@@ -85,6 +90,8 @@ def measure(found: Findings) -> Iterable[Measure]:
     yield Measure("lost_payloads", state.lost_payloads, "episodes")
     if found.elsewhere:
         yield Measure("payloads_elsewhere", found.elsewhere, "episodes")
+    if found.media:
+        yield Measure("media", found.media, "media")
     yield Measure("acknowledged", account.num_acknowledged(), "episodes")
     for place in ("consumed", "filtered", "evicted", "quarantined", "scored", "pending"):
         yield Measure(place, account.num_in(place), "episodes")
@@ -102,23 +109,45 @@ def _examine(snapshot: Snapshot, store: PayloadStore | None, node: str) -> Findi
     account = reconcile(journal, state)
     inline = {each.episode_id: each.inline for each in journal if isinstance(each, WithPayload)}
     pending = [state.episodes[id_] for id_ in account.places["pending"]]
-    elsewhere = {each.episode_id for each in pending if _node_of(each) not in ("", node)}
+    here = ("", node)
+    elsewhere = {each.episode_id for each in pending if not _nodes_of(each).issubset(here)}
+    looked_at = [each for each in pending if each.episode_id not in elsewhere]
+    intact = _intact_media(looked_at, store)
     without = frozenset(
         each.episode_id
-        for each in pending
-        if each.episode_id not in elsewhere and not _is_there(each, inline[each.episode_id], store)
+        for each in looked_at
+        if not _is_there(each, inline[each.episode_id], store, intact)
     )
     gaps = abs(snapshot.position - state.position)
-    return Findings(state, account, gaps, without, len(elsewhere))
+    num_media = len({medium.sha256 for each in pending for medium in _media_of(each)})
+    return Findings(state, account, gaps, without, len(elsewhere), num_media)
 
 
-def _node_of(episode: Episode) -> str:
-    return episode.result.node if episode.result else ""
+def _nodes_of(episode: Episode) -> set[str]:
+    return {node for _, node in episode.result.stored()} if episode.result else set()
 
 
-def _is_there(episode: Episode, inline: bytes | None, store: PayloadStore | None) -> bool:
+def _media_of(episode: Episode) -> tuple[Medium, ...]:
+    return episode.result.media if episode.result else ()
+
+
+def _intact_media(episodes: Iterable[Episode], store: PayloadStore | None) -> set[str]:
+    """sha256 of what is there and right, of all that these episodes show; each is read once."""
+    media = {medium.sha256: medium for each in episodes for medium in _media_of(each)}
+    intact: set[str] = set()
+    if store is not None:
+        for sha256, medium in media.items():
+            found = fetch_media([medium], store)[sha256]
+            if not isinstance(found, TreadleError):
+                intact.add(sha256)
+    return intact
+
+
+def _is_there(
+    episode: Episode, inline: bytes | None, store: PayloadStore | None, intact: Collection[str]
+) -> bool:
     result = episode.result
-    if result is None:
+    if result is None or any(medium.sha256 not in intact for medium in result.media):
         return False
     try:
         load(result, inline, store)

@@ -1,11 +1,13 @@
 """Payloads of results: whether they are whole and what the result says, and their bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from treadle.episode.v1 import episode_pb2
 from treadle_core.episodes import NO_VERSION, Segment
 from treadle_core.errors import InvalidFieldError, PayloadMissingError
+from treadle_core.media import check_media
 from treadle_experience.core.state import Result
+from treadle_payloads import media
 from treadle_payloads.codec import decode_payload
 from treadle_payloads.store import INLINE_LIMIT, Buffer, PayloadReference, PayloadStore
 
@@ -21,6 +23,15 @@ def inline_limit(episodes_per_step: int) -> int:
 def reference_of(result: Result) -> PayloadReference:
     """Names the payload of a result, and where it lies."""
     return PayloadReference(result.sha256, result.size, result.node, result.node_epoch)
+
+
+def stored_references(result: Result) -> Mapping[str, PayloadReference]:
+    """What the payload store holds of a result, by the field that names it."""
+    named = {} if result.inlined else {"result.payload.sha256": reference_of(result)}
+    return named | {
+        f"result.media[{index}].sha256": media.reference_of(medium)
+        for index, medium in enumerate(result.media)
+    }
 
 
 def checked_inline(payload: episode_pb2.Payload, result: Result) -> bytes:
@@ -54,6 +65,11 @@ def load(result: Result, inline: bytes | None, store: PayloadStore | None) -> Bu
 
 def _check_content(data: bytes, result: Result) -> None:
     segments = decode_payload(data)
+    try:
+        check_media(result.media, [segment.media for segment in segments])
+    except InvalidFieldError as error:
+        field = error.field if error.field.startswith("segments") else f"result.{error.field}"
+        raise InvalidFieldError(field, limit=error.limit, value=error.value) from error
     found = {
         "num_tokens": sum(segment.num_tokens for segment in segments),
         "num_trained": sum(segment.num_trained for segment in segments),

@@ -12,6 +12,7 @@ from treadle_core.faults import Fault, FaultReason
 from treadle_core.ids import checked_id
 from treadle_experience.core.state import Attempt, Result
 from treadle_experience.core.tickets import Failure
+from treadle_payloads.media import media_from_wire
 from treadle_payloads.outcomes import FAILURE_CLASSES, TERMINATIONS
 from treadle_payloads.store import is_node
 from treadle_runtime.fields import at_least, hexadecimal, known
@@ -111,6 +112,7 @@ def result(message: episode_pb2.EpisodeResult) -> Result:
         inlined=message.payload.HasField("inline"),
         node=_node(message.payload.node),
         node_epoch=at_least("result.payload.epoch", message.payload.epoch, 0),
+        media=media_from_wire(message.media, "result.media"),
     )
 
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from treadle_core.episodes import NO_VERSION, Segment
 from treadle_core.errors import PayloadMissingError
+from treadle_core.media import Medium
 from treadle_experience.episodes_ledger import Record, payloads_of, read_episodes, read_segments
 from treadle_experience.ledgers import has_ledger
 from treadle_payloads.store import PayloadStore
@@ -41,6 +42,17 @@ class Words:
             return " ".join(map(str, ids))
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def shown(self, segment: Segment, start: int, end: int, media: Sequence[Medium]) -> str:
+        """The text of tokens `start` to `end`, with a note where they show a medium."""
+        ids, parts, at = segment.token_ids.tolist(), list[str](), start
+        known = {medium.sha256: medium for medium in media}
+        for span in segment.media:
+            if start <= span.start and span.end <= end:
+                parts += [self.of(ids[at : span.start]), _note(known.get(span.sha256))]
+                at = span.end
+        parts.append(self.of(ids[at:end]))
+        return (" " if self.are_ids else "").join(filter(None, parts))
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -57,12 +69,17 @@ class Piece:
         return {"role": self.role, "text": self.text, "versions": list(self.versions)}
 
 
-def pieces(segments: Iterable[Segment], words: Words) -> Iterator[Piece]:
-    """The segments of an episode, cut where the policy begins and ends to speak."""
+def pieces(
+    segments: Iterable[Segment], words: Words, media: Sequence[Medium] = ()
+) -> Iterator[Piece]:
+    """The segments of an episode, cut where the policy begins and ends to speak.
+
+    A medium that is shown reads as `<image 12 KB png>`.
+    """
     for segment in segments:
         edges = [0, *(np.flatnonzero(np.diff(segment.sampled)) + 1).tolist(), segment.num_tokens]
         for start, end in pairwise(edges):
-            text = words.of(segment.token_ids[start:end].tolist())
+            text = words.shown(segment, start, end, media)
             if not segment.sampled[start]:
                 yield Piece("observation" if start else "prompt", text, ())
                 continue
@@ -98,6 +115,14 @@ def before_and_after(directory: Path, evaluation: str) -> list[dict[str, Any]]:
     return pairs
 
 
+def _note(medium: Medium | None) -> str:
+    """What stands for a medium; nothing is known of one that its result does not name."""
+    if medium is None:
+        return "<image>"
+    size = f"{round(medium.size / 1000)} KB" if medium.size >= 1000 else f"{medium.size} B"
+    return f"<image {size} {medium.media_type.removeprefix('image/')}>"
+
+
 def find_tokenizer(directory: Path) -> Path | None:
     """The `tokenizer.json` that a run began with: of its model folder, or kept by a checkpoint."""
     try:
@@ -114,7 +139,8 @@ def find_tokenizer(directory: Path) -> Path | None:
 
 
 def _side(record: Record, store: PayloadStore | None, words: Words) -> dict[str, Any]:
-    said = pieces(read_segments(record, store), words)
+    media = record.result.media if record.result else ()
+    said = pieces(read_segments(record, store), words, media)
     return {
         "step": record.step,
         "reward": record.result and record.result.reward,

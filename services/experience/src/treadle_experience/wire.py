@@ -17,6 +17,7 @@ from treadle_experience.core.state import (
 )
 from treadle_experience.core.steps import Claim, ClaimedTask
 from treadle_experience.core.summary import Summary
+from treadle_payloads.media import medium_to_wire
 from treadle_payloads.outcomes import TERMINATIONS
 from treadle_runtime.fields import duration
 
@@ -133,4 +134,5 @@ def _result(value: Result, inline: bytes | None) -> episode_pb2.EpisodeResult:
             node=value.node,
             epoch=value.node_epoch,
         ),
+        media=map(medium_to_wire, value.media),
     )

@@ -190,6 +190,8 @@ class Trainer:
             failpoint("trainer.step.after_claim")
             result, fetch_s = await self._compute(self._train_together, claim, step)
             self._unchanged = self._unchanged and not result.num_trained
+            if result.num_media:
+                log.warning("step %d: %d segments show media: untrained", step, result.num_media)
             metrics = step_metrics(claim, result, step=step) | {
                 "wait_s": wait_s,
                 "fetch_s": fetch_s,

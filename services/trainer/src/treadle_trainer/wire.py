@@ -7,6 +7,7 @@ from treadle.experience.v1 import experience_service_pb2 as experience_pb
 from treadle.trainer.v1 import trainer_service_pb2 as pb
 from treadle_core.errors import InvalidFieldError
 from treadle_core.faults import Fault, FaultReason
+from treadle_payloads.media import media_from_wire, medium_to_wire
 from treadle_payloads.outcomes import TERMINATIONS
 from treadle_payloads.store import PayloadReference
 from treadle_runtime.fields import known
@@ -61,6 +62,7 @@ def _episode_from_wire(message: experience_pb.ClaimedEpisode) -> ClaimedEpisode:
         inline=payload.inline if payload.HasField("inline") else None,
         metrics=dict(result.metrics),
         traceparent=result.traceparent,
+        media=media_from_wire(result.media, f"{message.episode_id}.media"),
     )
 
 
@@ -105,6 +107,7 @@ def _episode_to_wire(episode: ClaimedEpisode) -> experience_pb.ClaimedEpisode:
                 node=payload.node,
                 epoch=payload.epoch,
             ),
+            media=map(medium_to_wire, episode.media),
         ),
     )
 

@@ -25,6 +25,7 @@ from treadle_experience.core.state import (
     Task,
     TaskState,
 )
+from treadle_experience.core.weighing import unweigh, weigh
 
 _LIVE = (EpisodeState.WAITING, EpisodeState.ISSUED)
 _IN_WINDOW = (TaskState.OPEN, TaskState.READY)
@@ -110,9 +111,8 @@ def _episode_done(transition: happened.EpisodeDone, state: RunState) -> None:
     episode.inline = transition.inline if task.evaluation is None else None
     episode.released = False
     if task.evaluation is None:
-        state.payload_bytes += transition.result.size
-    if not transition.result.inlined:
-        key = transition.result.sha256
+        weigh(state, transition.result)
+    for key, _ in transition.result.stored():
         state.references[key] = state.references.get(key, 0) + 1
     _move_episode(state, episode, EpisodeState.DONE)
 
@@ -267,7 +267,7 @@ def _payloads_released(transition: happened.PayloadsReleased, state: RunState) -
         episode = state.episodes[episode_id]
         task = state.tasks[episode.task_id]
         if task.evaluation is None and episode.result is not None:
-            state.payload_bytes -= episode.result.size
+            unweigh(state, episode.result)
         if task.state is TaskState.CONSUMED:
             task.spec = {}
         episode.inline = None

@@ -200,6 +200,7 @@ _CODECS: dict[str, _Codec] = {
     "reasons": (dict, Counter),
     "lost_payloads": _PLAIN,
     "payload_bytes": _PLAIN,
+    "shown": _DICT,
     "running": (
         lambda value: {replica: list(ids) for replica, ids in value.items()},
         lambda value: {replica: dict.fromkeys(ids) for replica, ids in value.items()},

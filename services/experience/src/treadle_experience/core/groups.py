@@ -40,14 +40,14 @@ def discard(run: Run, task: Task, state: TaskState, reason: str) -> None:
 
 
 def release(run: Run, episodes: Iterable[Episode]) -> None:
-    """Records that the payloads of these episodes are not needed again."""
+    """Records that the payloads and media of these episodes are not needed again."""
     done = [(each.episode_id, each.result) for each in episodes if each.result is not None]
     if done:
-        held = [(id_, result) for id_, result in done if not result.inlined]
+        held = [(id_, key, node) for id_, result in done for key, node in result.stored()]
         run.record(
             PayloadsReleased(
                 tuple(id_ for id_, _ in done),
-                stored=tuple(result.sha256 for _, result in held),
-                held=tuple((result.node, id_) for id_, result in held),
+                stored=tuple(key for _, key, _ in held),
+                held=tuple((node, id_) for id_, _, node in held),
             )
         )

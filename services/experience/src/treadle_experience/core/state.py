@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treadle_core.episodes import Termination
+from treadle_core.media import Medium
 from treadle_core.tickets import Json, Sampling
 from treadle_core.versions import Version, VersionState
 
@@ -90,6 +91,13 @@ class Result:
     """Address of the sidecar that has them; empty: the run's own store does."""
     node_epoch: int = 0
     """Life of that sidecar in which they came."""
+    media: tuple[Medium, ...] = ()
+    """What the segments show, each content once; the payload store holds the bytes."""
+
+    def stored(self) -> tuple[tuple[str, str], ...]:
+        """What the payload store holds of it: sha256 and node of its payload and of its media."""
+        payload = () if self.inlined else ((self.sha256, self.node),)
+        return (*payload, *((medium.sha256, medium.node) for medium in self.media))
 
 
 @dataclass(slots=True)
@@ -116,7 +124,7 @@ class Episode:
     inline: bytes | None = None
     """The payload, until it is released."""
     released: bool = False
-    """The payload of its result is not kept any more."""
+    """The payload and the media of its result are not kept any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +244,9 @@ class RunState:
     lost_payloads: int = 0
     """Recorded results whose payload was lost."""
     payload_bytes: int = 0
-    """Size of the payloads of training episodes that are not released."""
+    """Size of the payloads of training episodes that are not released, and once of each medium."""
+    shown: dict[str, int] = field(default_factory=dict[str, int])
+    """Training episodes, not released, that show a medium, by its sha256."""
     running: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
     """Issued episodes by replica, oldest lease first."""
 
@@ -296,7 +306,7 @@ class RunState:
     finished: list[EvaluationKey] = field(default_factory=list[EvaluationKey])
     """Evaluations with one, in the order of their end."""
     references: dict[str, int] = field(default_factory=dict[str, int])
-    """Results that need the bytes under a sha256 in the payload store."""
+    """Results that need the bytes under a sha256 in the payload store: a payload or a medium."""
 
     def task_of(self, order: int) -> Task:
         """The training task with this order."""

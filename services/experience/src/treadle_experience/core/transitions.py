@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 from treadle_core.episodes import Termination
+from treadle_core.media import Medium
 from treadle_core.tickets import Json
 from treadle_experience.core.errors import LedgerFormatError
 from treadle_experience.core.kept import EpisodeKept, StateCondensed, TaskKept
@@ -181,11 +182,11 @@ class CheckpointCommitted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PayloadsReleased:
-    """No restore can need these payloads again."""
+    """No restore can need the payloads and media of these episodes again."""
 
     episode_ids: tuple[str, ...]
     stored: tuple[str, ...]
-    """sha256 of those of them that lie in the payload store."""
+    """sha256 of those that lie in the payload store, for each episode that needed them."""
     held: tuple[tuple[str, str], ...] = ()
     """For each of these its sidecar's address, or nothing, and its episode."""
 
@@ -344,7 +345,7 @@ def to_body(transition: Transition) -> dict[str, Any]:
     body = _fields(transition)
     if isinstance(transition, WithPayload):
         del body["inline"]
-        body["result"] = None if transition.result is None else _fields(transition.result)
+        body["result"] = None if transition.result is None else _result_fields(transition.result)
     return body
 
 
@@ -378,9 +379,14 @@ def _getter(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]
     return names, operator.attrgetter(*names)
 
 
+def _result_fields(result: Result) -> dict[str, Any]:
+    return _fields(result) | {"media": [_fields(medium) for medium in result.media]}
+
+
 def _result(body: Mapping[str, Any]) -> Result:
     values: dict[str, Any] = {name: _tuple(value) for name, value in body.items()}
     values["termination"] = Termination(body["termination"])
+    values["media"] = tuple(Medium(**medium) for medium in body.get("media", ()))
     return Result(**values)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from treadle_core.episodes import NO_VERSION, Episode, Segment, Termination
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import Medium
 from treadle_payloads.store import PayloadReference
 
 
@@ -34,6 +35,8 @@ class ClaimedEpisode:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     traceparent: str = ""
     """W3C traceparent of its root span; empty when it was not traced."""
+    media: tuple[Medium, ...] = ()
+    """What its segments show; read only by who asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +84,19 @@ def checked_episode(
 ) -> Episode:
     """The episode that a claim and its payload make together.
 
-    Raises InvalidFieldError, its field led by the episode's id, where they contradict each other,
+    Raises InvalidFieldError, its field led by the episode's id, where they contradict each other
+    (in what the segments show, too),
     a token is not in the vocabulary, a segment to be trained is longer than `max_tokens`, or a
     token's version is not one that the ledger vouched for.
     """
     highest = max(int(segment.token_ids.max()) for segment in segments)
     if highest >= vocab_size:
         raise _invalid(claimed, "token_ids", f"< {vocab_size}", highest)
-    longest = max(segment.num_tokens if segment.num_trained else 0 for segment in segments)
+    # A segment that shows media is left out of the loss (`step.weigh`), however long it is.
+    longest = max(
+        segment.num_tokens if segment.num_trained and not segment.media else 0
+        for segment in segments
+    )
     if longest > max_tokens:
         raise _invalid(claimed, "tokens", f"<= {max_tokens} in a segment", longest)
     num_tokens = sum(segment.num_tokens for segment in segments)
@@ -100,7 +108,12 @@ def checked_episode(
     unknown = _versions(segments) - set(claimed.versions)
     if unknown:
         raise _invalid(claimed, "versions", list(claimed.versions), sorted(unknown))
-    return Episode(segments, claimed.reward, claimed.termination, claimed.metrics)
+    try:
+        return Episode(
+            segments, claimed.reward, claimed.termination, claimed.metrics, media=claimed.media
+        )
+    except InvalidFieldError as error:
+        raise _invalid(claimed, error.field, error.limit, error.value) from error
 
 
 def _versions(segments: tuple[Segment, ...]) -> set[int]:

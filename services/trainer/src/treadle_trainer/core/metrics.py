@@ -13,6 +13,7 @@ def step_metrics(claim: Claim, result: StepResult, *, step: int) -> dict[str, fl
         "num_episodes": len(episodes),
         "missing_rewards": len(episodes) - len(rewards),
         "zero_variance_groups": result.num_silent,
+        "media_segments": result.num_media,
         "tokens": sum(episode.num_tokens for episode in episodes),
         "trained_tokens": result.num_trained,
         "microbatches": result.num_microbatches,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from treadle_core.episodes import Group
+from treadle_core.episodes import Group, Segment
 from treadle_core.errors import Kind, TreadleError
 from treadle_trainer.core.advantages import Advantage
 from treadle_trainer.core.losses import Loss
@@ -47,6 +47,8 @@ class StepResult:
     num_microbatches: int = 0
     num_silent: int = 0
     """Groups of which no episode entered: equal rewards, or too few."""
+    num_media: int = 0
+    """Segments that would have entered, and show media: no backend here sees any."""
     sums: Mapping[str, float] = field(default_factory=dict[str, float])
     """Sums over those tokens: `entropy`, in nats, and the loss plugin's own."""
 
@@ -78,7 +80,12 @@ def train_step(
         learning_rate=learning_rate,
         ranks=ranks,
     )
-    return replace(result, num_silent=sum(is_silent(group, advantage) for group in groups))
+    num_media = sum(_num_media(group, advantage) for group in groups)
+    return replace(
+        result,
+        num_silent=sum(is_silent(group, advantage) for group in groups),
+        num_media=sum(map(int, ranks.gather(str(num_media).encode()))),
+    )
 
 
 def is_finite(
@@ -101,10 +108,25 @@ def is_finite(
 
 
 def weigh(group: Group, advantage: Advantage) -> list[Example]:
-    """The segments that enter the loss, each with the advantage of its episode."""
+    """The segments that enter the loss, each with the advantage of its episode.
+
+    One that shows media does not: without them its tokens have other log-probabilities.
+    """
+    entering = _entering(group, advantage)
+    return [Example.of(segment, value) for segment, value in entering if not segment.media]
+
+
+def _num_media(group: Group, advantage: Advantage) -> int:
+    """Segments that `weigh` leaves out, of those with a token to train."""
+    entering = _entering(group, advantage)
+    return sum(bool(segment.media) and segment.num_trained > 0 for segment, _ in entering)
+
+
+def _entering(group: Group, advantage: Advantage) -> list[tuple[Segment, float]]:
+    """The segments of the episodes that enter, with the advantage of each."""
     advantages = advantage(rewards_of(group))
     return [
-        Example.of(segment, float(value))
+        (segment, float(value))
         for episode, value, enters in zip(
             group.episodes, advantages.values, advantages.enters, strict=True
         )
@@ -165,7 +187,12 @@ def _gather(
         for name, value in part.items():
             sums[name] = sums.get(name, 0) + value.double().cpu()
     numbers = {name: float(value) for name, value in sums.items()}
-    found = _summed(StepResult(float(total), 0.0, num_tokens, len(microbatches), 0, numbers), ranks)
+    found = _summed(
+        StepResult(
+            float(total), num_trained=num_tokens, num_microbatches=len(microbatches), sums=numbers
+        ),
+        ranks,
+    )
     if ranks.size > 1:
         backend.add_up_gradient(ranks)
     found = replace(found, grad_norm=backend.clip_gradient(settings.max_grad_norm))
