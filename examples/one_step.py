@@ -20,6 +20,7 @@ from calculator.tasks import CalculatorTasks
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from treadle_agents.images.placeholders import Shown
 from treadle_agents.loop import Limits, Words, run_episode
 from treadle_agents.record import Generated
 from treadle_core.episodes import Episode, Group
@@ -123,11 +124,9 @@ async def play(run: Run, engine: Engine, words: Tokenizer, ticket: Ticket) -> No
     complete(run, ticket, episode)
 
 
-async def generate(
-    engine: Engine, session: str, prompt: NDArray[np.int32], sampling: Sampling
-) -> Generated:
+async def generate(engine: Engine, session: str, prompt: Shown, sampling: Sampling) -> Generated:
     """rollout: one turn, with what the trainer needs to know of how it was sampled."""
-    return await engine.generate(GenerationRequest(session, prompt, sampling))
+    return await engine.generate(GenerationRequest(session, prompt.token_ids, sampling))
 
 
 def complete(run: Run, ticket: Ticket, episode: Episode) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from treadle_agents import Env, PolicyError, Result, Turn
 from treadle_agents.failures import EpisodeError
+from treadle_agents.images.placeholders import Shown
 from treadle_agents.loop import Limits, Words, run_episode
 from treadle_agents.record import Generated
 from treadle_core.episodes import Episode, FailureClass, Termination
@@ -43,10 +44,10 @@ class Policy:
     versions: list[int] = field(default_factory=lambda: [1])
     shown: list[list[int]] = field(default_factory=list)
 
-    async def generate(self, prompt: np.ndarray, sampling: Sampling) -> Generated:
+    async def generate(self, prompt: Shown, sampling: Sampling) -> Generated:
         ids = self.turns[min(len(self.shown), len(self.turns) - 1)][: sampling.max_tokens]
         version = self.versions[min(len(self.shown), len(self.versions) - 1)]
-        self.shown.append(prompt.tolist())
+        self.shown.append(prompt.token_ids.tolist())
         return Generated(
             token_ids=np.array(ids, np.int32),
             logprobs=np.full(len(ids), -0.5, np.float32),
@@ -351,7 +352,7 @@ async def test_greedy_tokens_are_never_trained() -> None:
 @pytest.mark.parametrize("turn", [[], [0] * 99], ids=["nothing", "more-than-asked"])
 async def test_an_engine_that_breaks_its_contract_is_no_environment_failure(turn: list) -> None:
     class Broken(Policy):
-        async def generate(self, prompt: np.ndarray, sampling: Sampling) -> Generated:
+        async def generate(self, prompt: Shown, sampling: Sampling) -> Generated:
             ids, ones = np.array(turn, np.int32), np.ones(len(turn), np.int32)
             return Generated(ids, -ones.astype(np.float32), ones, ones, length=True)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from treadle_agents.env import Result
+from treadle_agents.images.inlined import inlined
 from treadle_core.tickets import Json, Sampling
 
 
@@ -31,11 +32,15 @@ class ChatContext:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The task's `messages` in OpenAI's form, or its `prompt` as a message of the user."""
+        """The task's `messages` in OpenAI's form, or its `prompt` as a message of the user.
+
+        What users say has the task's images in place of the markers `<image>`, in order; a marker
+        for which none is left stays. Raises ValueError naming an image that is none.
+        """
         messages = self.task.get("messages")
         if isinstance(messages, list):
-            return [dict(cast("dict[str, Any]", message)) for message in messages]
-        return [{"role": "user", "content": self.prompt}]
+            return inlined(cast("list[dict[str, Any]]", messages), self.images)
+        return inlined([{"role": "user", "content": self.prompt}], self.images)
 
     @property
     def prompt(self) -> str:
@@ -61,7 +66,7 @@ class ChatContext:
 
     @property
     def images(self) -> list[Json]:
-        """The task's `images`, as its source has them."""
+        """The task's `images`: data URIs, content references, base64, or paths of files."""
         images = self.task.get("images")
         return list(images) if isinstance(images, list) else []
 

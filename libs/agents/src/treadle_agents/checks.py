@@ -6,12 +6,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from treadle_agents.env import Result
+from treadle_agents.env import Observation, Result
 from treadle_agents.failures import EpisodeError
 from treadle_core.episodes import MAX_REWARD, FailureClass
+from treadle_core.media import MAX_MEDIA
 
 MAX_TEXT = 4 * 1024 * 1024
 """Most characters of a prompt or observation."""
+MAX_IMAGES_BYTES = 32 * 1024 * 1024
+"""Most bytes of the images of one observation."""
 MAX_METRICS = 64
 """Most metrics of an episode."""
 MAX_METRIC_NAME = 128
@@ -33,6 +36,22 @@ def check_text(field: str, value: object) -> str:
     return str(value)
 
 
+def check_observation(field: str, value: object) -> Observation:
+    """Returns `value` if it is text, with images or without; raises EpisodeError naming `field`."""
+    text = check_text(field, value)
+    images = cast("tuple[object, ...]", value.images if isinstance(value, Observation) else ())
+    if len(images) > MAX_MEDIA:
+        raise _wrong(f"{field}.images", f"at most {MAX_MEDIA} images", str(len(images)))
+    size = 0
+    for place, image in enumerate(images):
+        if not isinstance(image, bytes):
+            raise _wrong(f"{field}.images[{place}]", "bytes", type(image).__name__)
+        size += len(image)
+    if size > MAX_IMAGES_BYTES:
+        raise _wrong(f"{field}.images", f"at most {MAX_IMAGES_BYTES} bytes in all", str(size))
+    return Observation(text, cast("tuple[bytes, ...]", images))
+
+
 def check_result(value: object) -> Result:
     """Returns what `value` says, as plain numbers, text and truth values.
 
@@ -42,7 +61,7 @@ def check_result(value: object) -> Result:
         raise _wrong("agent.result", "a treadle_agents.Result", type(value).__name__)
     reward = value.reward
     return Result(
-        observation=check_text("agent.result.observation", value.observation),
+        observation=check_observation("agent.result.observation", value.observation),
         reward=None if cast("object", reward) is None else _number("agent.result.reward", reward),
         terminated=_truth("agent.result.terminated", value.terminated),
         truncated=_truth("agent.result.truncated", value.truncated),

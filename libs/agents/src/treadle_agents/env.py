@@ -1,7 +1,8 @@
 """Environments: one object per episode, asked for a prompt and then for an answer to every turn."""
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from treadle_core.tickets import Json
 
@@ -12,6 +13,23 @@ class PolicyError(Exception):
     The failure is the policy's: the recipe may give it a reward. Anything else that an Env raises
     is the environment's failure, is tried again, and never becomes a reward.
     """
+
+
+class Observation(str):
+    """Text with images in it, for a policy that reads them; may stand wherever text is shown.
+
+    It has the placeholder that the policy's template writes for an image once for each, in order.
+    """
+
+    __slots__ = ("images",)
+    images: tuple[bytes, ...]
+    """Each as the bytes of a PNG, JPEG, WebP or GIF."""
+
+    def __new__(cls, text: str, images: Sequence[bytes] = ()) -> Self:
+        """Puts images into a text."""
+        observation = super().__new__(cls, text)
+        observation.images = tuple(images)
+        return observation
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from treadle_agents.asking import InThread, ask, ask_before_the_policy, environment
 from treadle_agents.chat_agent import ChatAgent, ChatContext
-from treadle_agents.checks import check_metrics, check_result, check_sum, check_text
-from treadle_agents.env import Env, Result, Turn
+from treadle_agents.checks import check_metrics, check_observation, check_result, check_sum
+from treadle_agents.env import Env, Observation, Result, Turn
 from treadle_agents.failures import EpisodeError
+from treadle_agents.images.picture import Picture
+from treadle_agents.images.placeholders import Placeholder, Shown
 from treadle_agents.record import Generate, Recorder
 from treadle_core.episodes import Episode, FailureClass, Termination
+from treadle_core.errors import InvalidFieldError
+from treadle_core.media import MAX_MEDIA
 from treadle_core.tickets import Json, Sampling
 
 log = logging.getLogger(__name__)
@@ -35,8 +39,8 @@ class Sampled(Protocol):
         ...
 
 
-Extend = Callable[[Sequence[int]], Awaitable[Sampled]]
-"""Shows the policy further ids of a session, and samples one turn (`Recorder.extend`)."""
+Extend = Callable[[Shown], Awaitable[Sampled]]
+"""Shows the policy more of a session, and samples one turn (`Recorder.extend`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Words:
 
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[list[int]], str]
+    placeholder: Placeholder | None = None
+    """What stands for an image; None where the policy reads none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,7 @@ async def run_episode(
         termination=outcome.termination,
         metrics=outcome.metrics,
         turn_rewards=outcome.turn_rewards,
+        media=tuple(each.medium for each in recorder.pictures),
     )
 
 
@@ -118,7 +125,7 @@ async def play(
     num_tokens = 0
     while True:
         sampled = await extend(observed)
-        num_tokens += len(observed) + sampled.token_ids.size
+        num_tokens += observed.token_ids.size + sampled.token_ids.size
         action = words.decode(sampled.token_ids.tolist())
         result = await agent.step(Turn(shown, action, task, len(rewards) + 1))
         rewards.append(result.reward)
@@ -126,9 +133,9 @@ async def play(
         check_metrics(metrics)
         truncated = result.truncated or sampled.length
         if not (truncated or result.terminated):
-            shown, observed = result.observation, agent.encode(result.observation)
+            shown, observed = str(result.observation), agent.shown(result.observation)
             # What the policy would never answer is not shown, so it is not recorded either.
-            room = limits.max_context - num_tokens - len(observed)
+            room = limits.max_context - num_tokens - observed.token_ids.size
             truncated = room < 1 or len(rewards) >= limits.max_turns
         if truncated or result.terminated:
             ended = Termination.TRUNCATED if truncated else Termination.FINISHED
@@ -189,25 +196,41 @@ class _Agent:
     env: Env
     words: Words
     in_thread: InThread
+    seen: set[str] = field(default_factory=set[str])
+    """sha256 of the images so far."""
 
-    async def prompt(self, task: Mapping[str, Json], max_context: int) -> tuple[str, Sequence[int]]:
-        """The prompt as text and ids, with room for at least one token."""
+    async def prompt(self, task: Mapping[str, Json], max_context: int) -> tuple[str, Shown]:
+        """The prompt as text and tokens, with room for at least one token."""
         answer = await ask_before_the_policy(self.in_thread, self.env.reset, task)
-        text = check_text("agent.reset", answer)
-        ids = self.encode(text)
-        if not 1 <= len(ids) < max_context:
+        observation = check_observation("agent.reset", answer)
+        shown = self.shown(observation)
+        size = shown.token_ids.size
+        if not 1 <= size < max_context:
             # A prompt is never cut: what would be lost is where the instructions stand.
             raise EpisodeError(
                 FailureClass.ENVIRONMENT,
-                f"agent.reset: expected a prompt of 1 to {max_context - 1} tokens, got {len(ids)}",
+                f"agent.reset: expected a prompt of 1 to {max_context - 1} tokens, got {size}",
             )
-        return text, ids
+        return str(observation), shown
 
     async def step(self, turn: Turn) -> Result:
         result = await ask(self.in_thread, self.env.step, turn)
         with environment():
             return check_result(result)
 
-    def encode(self, text: str) -> Sequence[int]:
+    def shown(self, observation: str) -> Shown:
+        """What was observed as the tokens that the policy is shown."""
+        images = observation.images if isinstance(observation, Observation) else ()
         with environment():
-            return self.words.encode(text)
+            ids = np.asarray(self.words.encode(observation), np.int32)
+            if self.words.placeholder is not None:
+                shown = self.words.placeholder.shown(ids, [Picture.of(image) for image in images])
+                self.seen.update(shown.pictures)
+                if len(self.seen) > MAX_MEDIA:
+                    limit = f"at most {MAX_MEDIA} in an episode"
+                    raise InvalidFieldError("images", limit=limit, value=len(self.seen))
+                return shown
+            if images:
+                limit = "none, since the policy reads no images"
+                raise InvalidFieldError("images", limit=limit, value=len(images))
+            return Shown(ids)

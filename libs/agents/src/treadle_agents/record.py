@@ -6,15 +6,18 @@ what was recorded.
 Shapes: P = tokens of a whole prompt, N = tokens sampled in one turn, T = tokens of the record.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.images.picture import Picture
+from treadle_agents.images.placeholders import Shown
 from treadle_core.episodes import NO_VERSION, Segment
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import MediumSpan
 from treadle_core.tickets import Sampling
 
 
@@ -34,8 +37,8 @@ class Generated:
     """`max_tokens` or the context ended the turn. Else a stop token did, which is the last one."""
 
 
-Generate = Callable[[NDArray[np.int32], Sampling], Awaitable[Generated]]
-"""Samples one turn after a whole prompt, [P]."""
+Generate = Callable[[Shown, Sampling], Awaitable[Generated]]
+"""Samples one turn after a whole prompt, of [P] tokens."""
 
 
 class Recorder:
@@ -49,28 +52,41 @@ class Recorder:
         self._observed: list[NDArray[np.int32]] = []
         self._generated: list[Generated] = []
         self._ids = np.zeros(0, np.int32)
+        self._media: tuple[MediumSpan, ...] = ()
+        self._pictures: dict[str, Picture] = {}
 
-    async def extend(self, observed: Sequence[int] | NDArray[np.int32]) -> Generated:
-        """Shows the policy `observed` ids after all that it saw, and samples one turn.
+    async def extend(self, observed: Shown) -> Generated:
+        """Shows the policy what is `observed` after all that it saw, and samples one turn.
 
         Raises InvalidFieldError when no room is left for a token; otherwise whatever `generate`
         raises. Then nothing is recorded.
         """
-        seen = np.asarray(observed, np.int32)
+        seen = observed.token_ids
         prompt = np.concatenate([self._ids, seen])
         room = self._max_context - prompt.size
         if room < 1 or not prompt.size:
             limit = f"1 to {self._max_context - 1} tokens"
             raise InvalidFieldError("prompt", limit=limit, value=prompt.size)
         max_tokens = min(self._sampling.max_tokens, room)
-        sampled = await self._generate(prompt, replace(self._sampling, max_tokens=max_tokens))
+        before = self._ids.size
+        media = *self._media, *(replace(each, start=each.start + before) for each in observed.media)
+        pictures = {**self._pictures, **observed.pictures}
+        sampled = await self._generate(
+            Shown(prompt, media, pictures), replace(self._sampling, max_tokens=max_tokens)
+        )
         if not 1 <= sampled.token_ids.size <= max_tokens:
             limit = f"1 to {max_tokens} sampled tokens"
             raise InvalidFieldError("generated", limit=limit, value=sampled.token_ids.size)
         self._observed.append(seen)
         self._generated.append(sampled)
         self._ids = np.concatenate([prompt, sampled.token_ids])
+        self._media, self._pictures = media, pictures
         return sampled
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The images that were shown, each once, in the order in which they first were."""
+        return tuple(self._pictures.values())
 
     def segments(self, *, trainable: bool) -> tuple[Segment, ...]:
         """The session as one segment; none before the first turn.
@@ -91,6 +107,7 @@ class Recorder:
                 policy_version=self._spread(lambda turn: turn.policy_version, fill=_NO_VERSION),
                 context_version=self._spread(lambda turn: turn.context_version, fill=_NO_VERSION),
                 temperature=self._sampling.temperature,
+                media=self._media,
             ),
         )
 

@@ -1,0 +1,1 @@
+"""Environments of other libraries as agents, unmodified; each needs the extra of its name."""

@@ -1,0 +1,1 @@
+"""Images that a policy is shown: what they are, and the tokens that stand for them."""
