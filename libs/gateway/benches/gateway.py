@@ -9,6 +9,9 @@ captured is compared with what was said, token for token. The arms:
 * floor: a process that reads bodies, parses them as the wire does and hashes every message.
 * molt: the chat server of that peer before the same engine; see peers/README.md.
 
+A stream of the gateway says a token at most 20 ms after it was sampled, and all that came until
+then at once; the pass-through hands on each.
+
 CPU is that of the one process between client and engine. What the gateway's replica and the HTTP
 side of an engine use is in the times of their arms and in nobody's CPU. A token is a character:
 histories have as many tokens as their bodies have bytes.
@@ -77,9 +80,7 @@ class Bench:
     async def growth(self) -> AsyncIterator[Measure]:
         """CPU of a turn as its history grows, over that of understanding its body."""
         arms = [engine_arms(self._stack, at_once=True)["gateway"], floor_arm(self._stack)]
-        cpu: dict[str, list[float]] = {}
-        for arm in arms:
-            cpu[arm.name] = await self._turn_by_turn(arm)
+        cpu = await self._turn_by_turn(arms)
         early, late = (
             sum(cpu["gateway"][turn - 2 : turn + 1]) - sum(cpu["floor"][turn - 2 : turn + 1])
             for turn in (EARLY, LATE)
@@ -91,17 +92,19 @@ class Bench:
         }
         yield Measure("turn64_over_turn4", late / early, "ratio", "<= 1.5", details)
 
-    async def _turn_by_turn(self, arm: Arm) -> list[float]:
-        """Milliseconds of CPU a request at each turn; all chats are at the same one."""
+    async def _turn_by_turn(self, arms: Iterable[Arm]) -> dict[str, list[float]]:
+        """Milliseconds of CPU a request at each turn, by arm; all chats are at the same one."""
         clients, count = Clients(self._http, growth=LONG), self._args.chats
-        chats, doors = clients.chats(count), await arm.open(count)
-        cpu: list[float] = []
+        held = [(arm, clients.chats(count), await arm.open(count)) for arm in arms]
+        cpu: dict[str, list[float]] = {arm.name: [] for arm, _, _ in held}
         for _ in range(LATE + 1):
-            before = cpu_seconds(arm.pid)
-            for chat, door in zip(chats, doors, strict=True):
-                await clients.turn(chat, door)
-            cpu.append(1e3 * (cpu_seconds(arm.pid) - before) / count)
-        await arm.close(doors, chats)
+            for arm, chats, doors in held:
+                before = cpu_seconds(arm.pid)
+                for chat, door in zip(chats, doors, strict=True):
+                    await clients.turn(chat, door)
+                cpu[arm.name].append(1e3 * (cpu_seconds(arm.pid) - before) / count)
+        for arm, chats, doors in held:
+            await arm.close(doors, chats)
         return cpu
 
     async def crowd(self) -> AsyncIterator[Measure]:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from tokenizers import Tokenizer
 from treadle_agents.record import Generated
 from treadle_core.tickets import Sampling
 from treadle_gateway.capture.keys import meaning_of
+from treadle_gateway.policy_calls import Heard
 from treadle_gateway.pool import GatewayPool
 from treadle_gateway.ports import Prompt
 from treadle_gateway.settings import GatewaySettings, Limits
@@ -147,6 +148,9 @@ def digest_of(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+_LOGPROBS = np.array([-0.01 * (number + 1) for number in range(TOKENS)], np.float32)
+
+
 class Replica:
     """A policy with a gateway in front of it."""
 
@@ -163,15 +167,14 @@ class Replica:
         )
         self.pool = GatewayPool(settings, 1, self.generate)
 
-    async def generate(self, prompt: Prompt) -> AsyncGenerator[Generated]:
-        """As Policy.generate: a token a piece."""
+    async def generate(self, prompt: Prompt, heard: Heard) -> None:
+        """A token a piece."""
         tail = self._tokenizer.decode(prompt.token_ids[-_TAIL:].tolist(), skip_special_tokens=False)
         ids = [*self._tokenizer.encode(answer_to(tail)).ids, self._end]
-        zero = np.zeros(1, np.int32)
+        tokens, zero = np.array(ids, np.int32), np.zeros(1, np.int32)
         async for number in paced(at_once=self._at_once):
-            token = np.array([ids[number]], np.int32)
-            logprob = np.array([-0.01 * (number + 1)], np.float32)
-            yield Generated(token, logprob, zero, zero, length=False)
+            here = slice(number, number + 1)
+            heard(Generated(tokens[here], _LOGPROBS[here], zero, zero, length=False))
 
     async def order(self, order: dict[str, Any]) -> Any:
         """Opens so many sessions, or ends some and says what came of them."""

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from treadle_agents.images.picture import Picture
 from treadle_core.tickets import Json
 from treadle_gateway.access import SESSION_HEADER, digest_of, tokens_of, unauthenticated
 from treadle_gateway.bodies import BodyReader
+from treadle_gateway.conversation import Ask
 from treadle_gateway.delivery import Answer
 from treadle_gateway.endings import outcome_of
 from treadle_gateway.errors import RETRY_S, RefusedError
@@ -31,14 +33,17 @@ from treadle_gateway.wires.generate import Generate
 from treadle_gateway.wires.messages import Messages, counted
 from treadle_gateway.wires.models import check_model, model, models
 from treadle_gateway.wires.responses import Responses
-from treadle_gateway.wires.wire import Wire
+from treadle_gateway.wires.wire import Begun, Wire
 
 log = logging.getLogger(__name__)
 
-IN_THREAD_BYTES = 32 * 1024
-"""Bodies of more bytes are understood in a thread: the loop has other clients."""
+IN_THREAD_BYTES = 256 * 1024
+"""Bodies of more bytes are understood in a thread: the loop has other clients.
+
+Not those of fewer: a thread that is busy with Python makes the loop wait at each of its reads.
+"""
 AT_ONCE = 2
-"""Requests that are understood in one turn of the loop, a millisecond or two each."""
+"""Requests that are understood in one turn of the loop, up to some milliseconds each."""
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -136,19 +141,13 @@ class Gateway:
         with session.request(), self._place():
             ask = await self._understand(request, wire.ask)
             check_model(ask.model, self.settings.model_name)
-            question = Worded(self.markup, ask, wire.call_prefix)
+            question = Worded(self.markup, ask, wire.call_prefix, self._pictures(session, ask))
             live = await self.turns.live(session, question)
             replies = self._replies(session, request)
             if not ask.stream:
                 return await replies.whole(live, partial(wire.reply, ask))
-            stream = wire.stream(
-                ask,
-                id=live.id,
-                created=live.created,
-                prompt_tokens=live.turn.prompt_tokens,
-                cached_tokens=live.turn.cached,
-            )
-            return await replies.stream(live, stream)
+            begun = Begun(live.id, live.created, live.turn.prompt_tokens, live.turn.cached)
+            return await replies.stream(live, wire.stream(ask, begun))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
@@ -156,17 +155,27 @@ class Gateway:
             asked = await self._understand(request, GENERATE.ask)
             check_model(asked.model, self.settings.model_name)
             check_tokens(asked, self.vocabulary)
-            live = await self.turns.live(session, session.tokens.question(asked))
+            placeholder = self.markup.placeholder
+            question = session.tokens.question(asked, placeholder=placeholder)
+            live = await self.turns.live(session, question)
             replies = self._replies(session, request)
             return await replies.whole(live, partial(GENERATE.reply, asked))
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
-        with self._session(request).request(), self._place():
+        session = self._session(request)
+        with session.request(), self._place():
             ask = await self._understand(request, MESSAGES.ask)
             check_model(ask.model, self.settings.model_name)
-            question = Worded(self.markup, ask, MESSAGES.call_prefix)
-            tokens = (await self.turns.in_thread(question.whole)).size
+            pictures = self._pictures(session, ask)
+            question = Worded(self.markup, ask, MESSAGES.call_prefix, pictures)
+            tokens = (await self.turns.in_thread(question.whole)).token_ids.size
         return await self._answer(request).whole(200, {}, counted(tokens))
+
+    def _pictures(self, session: Session, ask: Ask) -> Mapping[str, Picture]:
+        """The images of the session, those of a request among them. Raises RefusedError."""
+        if ask.media or ask.references:
+            self.markup.check_images()
+        return session.media.admit(ask)
 
     async def _understand(
         self, request: web.Request, read: Callable[[dict[str, Json], Mapping[str, str]], T]

@@ -30,11 +30,15 @@ class BodyReader:
             raise _too_large(self.limits)
         data = bytearray()
         try:
+            if request.content.is_eof():  # it came with the head: there is nothing to wait for
+                whole = request.content.read_nowait()
+                self._check(len(whole), self._held + len(whole))
+                return whole
             async with asyncio.timeout(self.limits.body_s):
                 async for chunk in request.content.iter_any():
                     self._held += len(chunk)
                     data += chunk
-                    self._check(len(data))
+                    self._check(len(data), self._held)
         except TimeoutError as error:
             message = f"the body did not arrive within {self.limits.body_s:g} s"
             raise RefusedError("slow", message) from error
@@ -44,10 +48,10 @@ class BodyReader:
             self._held -= len(data)
         return bytes(data)
 
-    def _check(self, size: int) -> None:
+    def _check(self, size: int, held: int) -> None:
         if size > self.limits.body_bytes:
             raise _too_large(self.limits)
-        if self._held > self.limits.bodies_bytes:
+        if held > self.limits.bodies_bytes:
             message = f"bodies_bytes: bodies of {self.limits.bodies_bytes} bytes are on their way"
             raise RefusedError("busy", message, code="bodies_bytes", retry_after_s=RETRY_S)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from treadle_agents.images.picture import Picture
 from treadle_core.tickets import Json
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -82,9 +83,9 @@ class Tool:
 class ToolChoice:
     """What the client wants called."""
 
-    mode: Literal["auto", "none", "required", "named"] = "auto"
-    name: str = ""
-    """Of the tool, where it is named."""
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: tuple[str, ...] = ()
+    """The tools that it may be; empty: all that are offered."""
     parallel: bool = True
     """Several calls in one reply are welcome."""
 
@@ -130,8 +131,10 @@ class Ask:
     sub-agent's id), `parent`, `thread`, `kind` (`compaction`, `title`, ...)."""
     ignored: tuple[str, ...] = ()
     """Names of fields that were tolerated and mean nothing here; counted."""
-    media: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    """Bytes of the images of this request, by sha256."""
+    media: Mapping[str, Picture] = field(default_factory=dict[str, Picture])
+    """The images whose bytes came with this request, by sha256."""
+    references: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By sha256 of each image that was referred to, the field that does so first."""
 
 
 Finish: TypeAlias = Literal["stop", "length", "calls"]

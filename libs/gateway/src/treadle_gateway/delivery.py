@@ -48,13 +48,15 @@ class Answer:
         self, status: int, headers: Mapping[str, str], body: Mapping[str, Json]
     ) -> web.StreamResponse:
         """Answers with JSON; returns when the socket has it. Raises ConnectionError."""
-        data = dumps(body).encode("ascii")
-        response = web.StreamResponse(status=status, headers=_SERVER | dict(headers))
-        response.content_type = "application/json"
-        response.content_length = len(data)
+        response = web.Response(
+            status=status,
+            headers=_SERVER | dict(headers),
+            body=dumps(body).encode("ascii"),
+            content_type="application/json",
+        )
         async with self._taken():
             await response.prepare(self._request)
-            await response.write_eof(b"" if self._request.method == "HEAD" else data)
+            await response.write_eof()  # head and body in one piece
         return response
 
     async def write(self, data: bytes) -> None:

@@ -4,14 +4,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError, Kind, TreadleError
 from treadle_gateway.capture.turns import Turn
 from treadle_gateway.conversation import Event, Message, Reply
 from treadle_gateway.errors import RETRY_S, RefusedError
-from treadle_gateway.ports import Policy, Prompt
+from treadle_gateway.ports import Asked, Policy
 from treadle_gateway.questions import Reading
 from treadle_gateway.records import PolicyError
 
@@ -23,12 +23,12 @@ READ_AT_ONCE = 256
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """Samples one turn. Listeners read `events` from the first, then `reply` or `failure`."""
+    """Samples one turn. Those who join read `events` from the first, then `reply` or `failure`."""
 
     turn: Turn
     reading: Reading
     policy: Policy
-    prompt: Prompt
+    asked: Asked
     created: int
     """Seconds since 1970."""
     stops: bool
@@ -48,11 +48,18 @@ class Live:
     """Those who wait, and whether for each piece."""
     _unread: list[int] = field(default_factory=list[int], init=False)
     """Tokens of which no events are made yet: while nobody waits for these, many at once."""
-    _task: "asyncio.Task[None] | None" = field(default=None, init=False)
+    _rest: asyncio.Handle | None = field(default=None, init=False)
+    """Set while it is to be gone on with."""
+    _whole: bool = field(default=False, init=False)
+    """The policy has said all."""
+    _length: bool = field(default=False, init=False)
+    _left: bool = field(default=False, init=False)
+    """It was cancelled."""
+    _stop: Callable[[], None] = field(init=False)
 
     def start(self) -> None:
         """Begins to sample."""
-        self._task = asyncio.create_task(self._run())
+        self._stop = self.policy.begin(self.asked, self)
 
     @property
     def over(self) -> bool:
@@ -81,62 +88,80 @@ class Live:
 
     def cancel(self, cause: str) -> None:
         """Ends the sampling; the turn is kept, untrained. What is over stays as it is."""
-        if self._task is not None and not self.over:
-            # Now, not when the task has ended: who asks again meanwhile must not join it.
+        if not self.over:
+            self._left = True
             self._fail(cause, RefusedError("ended", cause), said=self._said())
-            self._task.cancel()
 
-    async def _run(self) -> None:
+    def heard(self, piece: Generated) -> None:
+        """As Listener.heard."""
+        if self.over:
+            self._late(piece)
+            return
+        self.turn.heard(piece)
+        self.on_sampled(piece.token_ids.size)
+        self._length = piece.length
+        self._unread += piece.token_ids.tolist()
+        if self.stops or len(self._unread) >= READ_AT_ONCE or any(self._listeners.values()):
+            self._go_on()
+
+    def ended(self, error: TreadleError | None) -> None:
+        """As Listener.ended."""
+        if self.over:
+            return
+        if error is not None:
+            self._fail(f"policy: {error.message}", refused_of(error), said=self._said())
+            return
+        self._whole = True
+        self._go_on()
+
+    def _late(self, piece: Generated) -> None:
+        """Was sampled before the policy knew that nobody listens."""
+        if self._left:
+            self.turn.late(piece)
+            self.on_sampled(piece.token_ids.size)
+
+    def _go_on(self) -> None:
+        """Reads some of what came; where much did, others have their turn before the rest is."""
+        if self._rest is not None or self.over:
+            return
         try:
-            self.reply = await self._sample()
+            self._read(READ_AT_ONCE)
+            if self._unread and not self.reading.stopped:
+                self._rest = asyncio.get_running_loop().call_soon(self._read_rest)
+            elif self._whole or self.reading.stopped:
+                self._finish()
         except InvalidFieldError as error:  # not what the client sent: what the policy made of it
             failure = RefusedError("unavailable", f"policy: {error.message}", retry_after_s=RETRY_S)
             self._fail(f"policy: {error.message}", failure)
-        except TreadleError as error:
-            self._fail(f"policy: {error.message}", refused_of(error), said=self._said())
-        except asyncio.CancelledError:
-            self.cancel("the worker ends")
         except Exception as error:
             log.exception("a reply could not be made")
             name = type(error).__name__
             failure = RefusedError("internal", f"a reply could not be made: {name}")
             self._fail(f"a fault: {name}", failure)
-        else:
-            self._tell()
 
-    async def _sample(self) -> Reply:
-        length, sampled = False, 0
-        async with aclosing(self.policy.generate(self.prompt)) as pieces:
-            async for piece in pieces:
-                self.turn.heard(piece)
-                sampled += piece.token_ids.size
-                self.on_sampled(piece.token_ids.size)
-                length = piece.length
-                self._unread += piece.token_ids.tolist()
-                if self.stops or len(self._unread) >= READ_AT_ONCE or any(self._listeners.values()):
-                    await self._read_all()
-                if self.reading.stopped:
-                    break
-        if not sampled:
-            raise PolicyError(Kind.UNAVAILABLE, "the policy sampled nothing", "", None)
-        await self._read_all()
-        events, message, finish = self.reading.finish(length=length and not self.reading.stopped)
+    def _read_rest(self) -> None:
+        self._rest = None
+        self._go_on()
+
+    def _finish(self) -> None:
+        """Everything is read: makes the reply."""
+        if not self.turn.tokens > self.turn.prompt_tokens:
+            error = PolicyError(Kind.UNAVAILABLE, "the policy sampled nothing", "", None)
+            self._fail(f"policy: {error.message}", refused_of(error))
+            return
+        stop = self.reading.stopped
+        events, message, finish = self.reading.finish(length=self._length and not stop)
         self.events += events
-        return self.turn.finish(
+        self.reply = self.turn.finish(
             message,
             finish,
             id=self.id,
             created=self.created,
             reasoning_tokens=self.reading.reasoning_tokens,
-            stop=self.reading.stopped,
+            stop=stop,
         )
-
-    async def _read_all(self) -> None:
-        """Makes events of tokens; where many came, others have their turn between some."""
-        self._read(READ_AT_ONCE)
-        while self._unread:
-            await asyncio.sleep(0)
-            self._read(READ_AT_ONCE)
+        self._end()
+        self._tell()
 
     def _read(self, most: int) -> None:
         ids, self._unread = self._unread[:most], self._unread[most:]
@@ -145,15 +170,26 @@ class Live:
             self._tell()
 
     def _said(self) -> Message | None:
-        """What was said so far: clients keep what they heard, and go on from it."""
-        self._read(len(self._unread))
-        return self.reading.finish(length=True)[1] if self.events else None
+        """What was said so far, as far as it can be read: clients keep it, and go on from it."""
+        try:
+            self._read(len(self._unread))
+            return self.reading.finish(length=True)[1] if self.events else None
+        except Exception:
+            log.exception("what was said cannot be read")
+            return None
 
     def _fail(self, cause: str, failure: RefusedError, *, said: Message | None = None) -> None:
+        self._end()
         self.failure = failure
         self.turn.cut(cause, said)
         self.on_failed(self)
         self._tell()
+
+    def _end(self) -> None:
+        """Wants to hear no more."""
+        self._stop()
+        if self._rest is not None:
+            self._rest.cancel()
 
     def _tell(self) -> None:
         for news, piecewise in self._listeners.items():

@@ -1,86 +1,63 @@
 """Policy of a worker: asks the replica over the socket for what its engine samples."""
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
-from treadle_agents.record import Generated
-from treadle_gateway.frames import FrameError, Packer, Say
-from treadle_gateway.ports import Prompt
+from treadle_agents.images.picture import Picture
+from treadle_gateway.frames import Say
+from treadle_gateway.ports import Asked, Listener
 from treadle_gateway.records import (
-    PolicyError,
     error_from_list,
     generated_from_list,
-    generated_joined,
     ids_to_bytes,
     sampling_to_map,
+    spans_to_list,
 )
-
-MOST_PIECES = 64
-"""Pieces that are read at once where many have come."""
-
-Heard = tuple[Say, list[Any]]
+from treadle_runtime.workers.framing import FrameError, Packer
 
 
 @dataclass(slots=True)
 class PolicyLine:
-    """As Policy, at the other end of the socket."""
+    """As Policy, at the other end of the socket. Listeners are told while a frame is read."""
 
-    packer: Packer
+    packer: Packer[Say]
     max_context: int
     _keys: "count[int]" = field(default_factory=count, init=False)
-    _calls: "dict[int, asyncio.Queue[Heard]]" = field(
-        default_factory=dict[int, "asyncio.Queue[Heard]"], init=False
-    )
+    _calls: dict[int, Listener] = field(default_factory=dict[int, Listener], init=False)
 
-    async def generate(self, prompt: Prompt) -> AsyncGenerator[Generated]:
-        """As Policy.generate."""
+    def show(self, session: str, picture: Picture) -> None:
+        """As Policy.show."""
+        self.packer.send(Say.PICTURE, session, picture.data)
+
+    def begin(self, asked: Asked, listener: Listener) -> Callable[[], None]:
+        """As Policy.begin."""
         key = next(self._keys)
-        heard = self._calls[key] = asyncio.Queue[Heard]()
-        over, failure = False, None
-        try:
-            self.packer.send(
-                Say.GENERATE,
-                key,
-                prompt.session,
-                ids_to_bytes(prompt.token_ids),
-                sampling_to_map(prompt.sampling),
-            )
-            while True:
-                pieces, over, failure = await _next(heard)
-                if len(pieces) == 1:
-                    yield generated_from_list(pieces[0])
-                elif pieces:
-                    yield generated_joined(pieces)
-                if failure is not None:
-                    raise failure
-                if over:
-                    return
-        finally:
-            del self._calls[key]
-            if not over:
-                self.packer.send(Say.STOP, key)
+        self._calls[key] = listener
+        self.packer.send(
+            Say.GENERATE,
+            key,
+            asked.session,
+            asked.stands,
+            ids_to_bytes(asked.token_ids),
+            sampling_to_map(asked.sampling),
+            asked.apart_s,
+            spans_to_list(asked.media),
+        )
+        return partial(self._stop, key)
 
     def hear(self, say: Say, fields: list[Any]) -> None:
-        """Takes a PIECE, DONE or FAILED; what concerns a call that was stopped is ignored."""
-        if say not in (Say.PIECE, Say.DONE, Say.FAILED):
-            raise FrameError(f"expected what the policy says, got {say.name}")
-        call = self._calls.get(fields[0])
-        if call is not None:
-            call.put_nowait((say, fields[1:]))
+        """Takes a PIECE, DONE or FAILED."""
+        key, *told = fields
+        if say is Say.PIECE:
+            self._calls[key].heard(generated_from_list(told))
+        elif say is Say.DONE or say is Say.FAILED:
+            self._calls.pop(key).ended(error_from_list(told) if told else None)
+        else:
+            raise FrameError(limit="what the policy says", value=say.name)
 
-
-async def _next(
-    heard: "asyncio.Queue[Heard]",
-) -> tuple[list[list[Any]], bool, PolicyError | None]:
-    """What comes next with all that has: PIECEs, whether it is the end, and a bad one."""
-    pieces: list[list[Any]] = []
-    say, fields = await heard.get()
-    while say is Say.PIECE:
-        pieces.append(fields)
-        if heard.empty() or len(pieces) == MOST_PIECES:
-            return pieces, False, None
-        say, fields = heard.get_nowait()
-    return pieces, True, error_from_list(fields) if say is Say.FAILED else None
+    def _stop(self, key: int) -> None:
+        if key in self._calls:
+            self.packer.send(Say.STOP, key)

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import logging
 import uuid
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from treadle_gateway.access import digest_of, new_token
+from treadle_gateway.policy_calls import Generate
 from treadle_gateway.settings import GatewaySettings
 from treadle_gateway.terms import (
     Access,
@@ -19,17 +19,8 @@ from treadle_gateway.terms import (
     SessionSpec,
     UnknownSessionError,
 )
-from treadle_gateway.worker_process import GatewayStartError, Generate, WorkerProcess
-
-log = logging.getLogger(__name__)
-
-FIRST_DELAY_S = 0.2
-"""Pause before a worker is started again; doubled with each that did not live."""
-LONGEST_DELAY_S = 10.0
-LIVED_S = 30.0
-"""A worker that lived so long starts the pauses anew."""
-STARTS = 5
-"""Starts in a row that may fail before the pool gives up."""
+from treadle_gateway.worker_process import GatewayWorker
+from treadle_runtime.workers.pool import WorkerPool
 
 
 @dataclass(slots=True, eq=False)
@@ -40,53 +31,37 @@ class _Offered:
     taken: "asyncio.Future[Access]"
 
 
-class GatewayPool:
+class GatewayPool(WorkerPool[GatewayWorker]):
     """Workers that agents talk to. `start` it, then `run` it beside the sessions."""
 
     def __init__(self, settings: GatewaySettings, workers: int, generate: Generate) -> None:
-        """`generate` is as Policy.generate; it is called for every request of every session."""
+        """`generate` is called for every request of every session."""
+        super().__init__(workers)
         self._settings = settings
         self._generate = generate
-        self._workers: list[WorkerProcess | None] = [None] * workers
-        self._sessions: dict[str, WorkerProcess] = {}
+        self._sessions: dict[str, GatewayWorker] = {}
         self._offers: deque[_Offered] = deque()
-        self._clients: deque[tuple[WorkerProcess, int]] = deque()
+        self._clients: deque[tuple[GatewayWorker, int]] = deque()
         self._draining = False
-        self.restarts = 0
-        """Workers that ended and were started again."""
 
-    async def start(self) -> None:
-        """Starts every worker. Raises GatewayStartError where one cannot serve."""
-        started = await asyncio.gather(
-            *map(self._start_one, range(len(self._workers))), return_exceptions=True
+    async def start_worker(self, place: int) -> GatewayWorker:
+        port = self._settings.port + place if self._settings.port else 0
+        worker = await GatewayWorker.start(
+            self._settings, port, self._generate, on_take=self._want, on_leave=self._leave
         )
-        self._workers = [s if isinstance(s, WorkerProcess) else None for s in started]
-        for failed in started:
-            if isinstance(failed, BaseException):
-                await self.close()
-                raise failed
-
-    async def run(self) -> None:
-        """Starts workers again when they end; runs until cancelled, then stops them.
-
-        Raises GatewayStartError when one cannot be started STARTS times in a row.
-        """
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index in range(len(self._workers)):
-                    group.create_task(self._keep(index))
-        finally:
-            await self.close()
+        if self._draining:
+            worker.drain()
+        return worker
 
     async def close(self) -> None:
         """Stops all workers; sessions that are open are lost."""
         self.drain()
-        await asyncio.gather(*(worker.stop() for worker in self._workers if worker is not None))
+        await super().close()
 
     def drain(self) -> None:
         """Opens no session any more; those that are open go on."""
         self._draining = True
-        for worker in self._live():
+        for worker in self.live:
             worker.drain()
         for offered in self._offers:
             if not offered.taken.done():
@@ -96,7 +71,7 @@ class GatewayPool:
     @property
     def urls(self) -> tuple[str, ...]:
         """Where the workers are that serve now."""
-        return tuple(self._url(worker) for worker in self._live())
+        return tuple(self._url(worker) for worker in self.live)
 
     async def open(self, spec: SessionSpec) -> Access:
         """Opens a session on the worker with the fewest.
@@ -105,7 +80,7 @@ class GatewayPool:
         """
         if self._draining:
             raise DrainingError
-        worker = min(self._live(), key=lambda live: live.sessions, default=None)
+        worker = min(self.live, key=lambda live: live.sessions, default=None)
         if worker is None:
             raise SessionLostError("new")
         access = self._open_on(worker, spec)
@@ -151,16 +126,13 @@ class GatewayPool:
         del self._sessions[session]
         return await worker.end(session)
 
-    def _worker_of(self, session: str) -> WorkerProcess:
+    def _worker_of(self, session: str) -> GatewayWorker:
         worker = self._sessions.get(session)
         if worker is None:
             raise UnknownSessionError(session)
         return worker
 
-    def _live(self) -> list[WorkerProcess]:
-        return [worker for worker in self._workers if worker is not None and worker.alive]
-
-    def _open_on(self, worker: WorkerProcess, spec: SessionSpec) -> Access:
+    def _open_on(self, worker: GatewayWorker, spec: SessionSpec) -> Access:
         session, token = uuid.uuid4().hex, new_token()
         worker.open(session, digest_of(token), spec)
         self._sessions[session] = worker
@@ -176,19 +148,19 @@ class GatewayPool:
         if worker := self._sessions.pop(session, None):
             worker.abandon(session)
 
-    def _url(self, worker: WorkerProcess) -> str:
+    def _url(self, worker: GatewayWorker) -> str:
         host = self._settings.advertise or self._settings.host
         scheme = "http" if self._settings.certificate is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{worker.port}"
 
-    def _want(self, worker: WorkerProcess, key: int) -> None:
+    def _want(self, worker: GatewayWorker, key: int) -> None:
         if self._draining:
             worker.give(key, None)
             return
         self._clients.append((worker, key))
         self._match()
 
-    def _leave(self, worker: WorkerProcess, key: int) -> None:
+    def _leave(self, worker: GatewayWorker, key: int) -> None:
         if (worker, key) in self._clients:
             self._clients.remove((worker, key))
 
@@ -204,39 +176,6 @@ class GatewayPool:
                 access = self._open_on(worker, offered.spec)
                 worker.give(key, _to_client(access, offered.spec))
                 offered.taken.set_result(access)
-
-    async def _start_one(self, index: int) -> WorkerProcess:
-        port = self._settings.port + index if self._settings.port else 0
-        return await WorkerProcess.start(
-            self._settings, port, self._generate, on_take=self._want, on_leave=self._leave
-        )
-
-    async def _keep(self, index: int) -> None:
-        loop = asyncio.get_running_loop()
-        delay_s, refused = FIRST_DELAY_S, 0
-        while True:
-            worker = self._workers[index]
-            if worker is not None:
-                since = loop.time()
-                await worker.ended.wait()
-                if loop.time() - since > LIVED_S:
-                    delay_s = FIRST_DELAY_S
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-            try:
-                worker = self._workers[index] = await self._start_one(index)
-            except GatewayStartError:
-                self._workers[index] = None
-                refused += 1
-                if refused >= STARTS:
-                    raise
-                log.exception("a gateway worker did not start")
-            else:
-                refused = 0
-                self.restarts += 1
-                log.warning("a gateway worker ended and was started again")
-                if self._draining:
-                    worker.drain()
 
 
 def _to_client(access: Access, spec: SessionSpec) -> dict[str, Any]:

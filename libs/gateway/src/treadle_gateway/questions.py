@@ -1,16 +1,18 @@
 """What a request means for the policy: the tokens behind those that stand, and who reads the reply.
 
-Shapes: T = new tokens, P = tokens of a whole prompt.
+Shape: P = tokens of a whole prompt.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle_agents.images.picture import Picture
+from treadle_agents.images.placeholders import Shown
 from treadle_gateway.capture.session import Place
 from treadle_gateway.capture.turns import Turn
 from treadle_gateway.conversation import Ask, Event, Finish, Message, Text
@@ -54,8 +56,12 @@ class Question(Protocol):
         """Rendering takes so little that a thread would cost more."""
         ...
 
-    def render(self, place: Place) -> NDArray[np.int32]:
-        """Its tokens behind those that stand, [T]. Raises RefusedError."""
+    def render(self, place: Place) -> Shown:
+        """Its tokens behind those that stand. Raises RefusedError."""
+        ...
+
+    def grammar(self) -> str:
+        """What the reply is to be, as in `Sampling.grammar`; empty where it may be any."""
         ...
 
     def reading(self) -> Reading:
@@ -75,6 +81,8 @@ class Worded:
     ask: Ask
     call_prefix: str
     """What the id of a tool call begins with."""
+    pictures: Mapping[str, Picture] = field(default_factory=dict[str, Picture])
+    """Those of the session, by sha256."""
 
     def stand(self, place: Place) -> Place:
         """Fewer messages stand where the template says so."""
@@ -92,9 +100,9 @@ class Worded:
         called = (len(call.arguments) for each in place.new for call in each.calls)
         return sum(said) + sum(called) <= _LIGHT
 
-    def render(self, place: Place) -> NDArray[np.int32]:
+    def render(self, place: Place) -> Shown:
         """Renders what is new."""
-        return self.markup.render(
+        ids = self.markup.render(
             place.before,
             place.new,
             tools=self.ask.tools,
@@ -102,27 +110,41 @@ class Worded:
             reasoning=self.ask.reasoning,
             closed=place.closed,
         )
+        return self.markup.shown(ids, place.new, self.pictures)
 
-    def whole(self) -> NDArray[np.int32]:
-        """Tokens of the request as if nothing stood, [P]. Raises RefusedError."""
+    def whole(self) -> Shown:
+        """Tokens of the request as if nothing stood. Raises RefusedError."""
         ask = self.ask
-        return self.markup.render(
+        ids = self.markup.render(
             (), ask.messages, tools=ask.tools, choice=ask.choice, reasoning=ask.reasoning
+        )
+        return self.markup.shown(ids, ask.messages, self.pictures)
+
+    def grammar(self) -> str:
+        return self.markup.grammar(
+            tools=self.ask.tools,
+            choice=self.ask.choice,
+            reasoning=self.ask.reasoning,
+            goes_on=self._goes_on,
         )
 
     def reading(self) -> Reading:
-        last = self.ask.messages[-1]
         return self.markup.reader(
             tools=self.ask.tools,
             choice=self.ask.choice,
             reasoning=self.ask.reasoning,
-            goes_on=last.role == "assistant" and not last.calls,
+            goes_on=self._goes_on,
             stop=self.ask.wanted.stop,
             new_id=lambda: f"{self.call_prefix}{secrets.token_hex(12)}",
         )
 
     def begun(self, turn: Turn) -> None:
         pass
+
+    @property
+    def _goes_on(self) -> bool:
+        last = self.ask.messages[-1]
+        return last.role == "assistant" and not last.calls
 
 
 class _Unread:
@@ -158,8 +180,8 @@ class TokenLines:
 
     _lines: list[_Line] = field(default_factory=list[_Line], init=False)
 
-    def question(self, asked: TokenAsk) -> "Tokens":
-        """A request for tokens behind tokens."""
+    def question(self, asked: TokenAsk, *, placeholder: int | None) -> "Tokens":
+        """A request for tokens behind tokens; `placeholder` as of Tokens."""
         before = self._longest(asked.token_ids)
         messages = before.messages if before else ()
         tokens = before.turn.tokens if before else 0
@@ -175,7 +197,7 @@ class TokenLines:
             identity=asked.identity,
             ignored=asked.ignored,
         )
-        return Tokens(ask, asked.token_ids, self)
+        return Tokens(ask, asked.token_ids, self, placeholder)
 
     def add(self, messages: tuple[Message, ...], turn: Turn) -> None:
         """A turn that answers such a request."""
@@ -201,6 +223,8 @@ class Tokens:
     token_ids: NDArray[np.int32]
     """Whole prompt, [P]."""
     lines: TokenLines
+    placeholder: int | None
+    """Token that stands for an image; None where the policy reads none."""
 
     def stand(self, place: Place) -> Place:
         return place
@@ -208,8 +232,15 @@ class Tokens:
     def is_light(self, place: Place) -> bool:
         return True
 
-    def render(self, place: Place) -> NDArray[np.int32]:
-        return self.token_ids[place.tokens :]
+    def render(self, place: Place) -> Shown:
+        new = self.token_ids[place.tokens :]
+        if self.placeholder is not None and self.placeholder in new:
+            message = f"token_ids: {self.placeholder} stands for an image; show images in messages"
+            raise RefusedError("invalid", message, field="token_ids", code="unsupported_image")
+        return Shown(new)
+
+    def grammar(self) -> str:
+        return ""
 
     def reading(self) -> Reading:
         return _Unread()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from treadle_agents.record import Generated
 from treadle_core.episodes import Segment
 from treadle_core.errors import Kind, TreadleError
+from treadle_core.media import MediumSpan
 from treadle_core.tickets import Sampling
 from treadle_gateway.terms import Outcome, SessionSpec
 
@@ -35,21 +36,16 @@ def ids_from_bytes(raw: bytes) -> NDArray[np.int32]:
     return np.frombuffer(raw, "<i4").astype(np.int32, copy=False)
 
 
-def generated_to_list(piece: Generated) -> list[Any]:
-    """Fields of a PIECE, without its key."""
+def pieces_to_list(pieces: Sequence[Generated]) -> list[Any]:
+    """Fields of one PIECE, without its key, that says several pieces as one."""
+    logprobs = np.concatenate([piece.logprobs for piece in pieces])
     return [
-        ids_to_bytes(piece.token_ids),
-        piece.logprobs.astype("<f4", copy=False).tobytes(),
-        ids_to_bytes(piece.policy_version),
-        ids_to_bytes(piece.context_version),
-        piece.length,
+        ids_to_bytes(np.concatenate([piece.token_ids for piece in pieces])),
+        logprobs.astype("<f4", copy=False).tobytes(),
+        ids_to_bytes(np.concatenate([piece.policy_version for piece in pieces])),
+        ids_to_bytes(np.concatenate([piece.context_version for piece in pieces])),
+        pieces[-1].length,
     ]
-
-
-def generated_joined(pieces: Sequence[Sequence[Any]]) -> Generated:
-    """One piece of the fields of several PIECEs."""
-    *raw, lengths = zip(*pieces, strict=True)
-    return generated_from_list([*map(b"".join, raw), lengths[-1]])
 
 
 def generated_from_list(fields: Sequence[Any]) -> Generated:
@@ -62,6 +58,16 @@ def generated_from_list(fields: Sequence[Any]) -> Generated:
         ids_from_bytes(context_version),
         length=length,
     )
+
+
+def spans_to_list(media: Sequence[MediumSpan]) -> list[list[Any]]:
+    """Where images are."""
+    return [[span.sha256, span.start, span.length] for span in media]
+
+
+def spans_from_list(said: Sequence[Sequence[Any]]) -> tuple[MediumSpan, ...]:
+    """Where images are; each checked."""
+    return tuple(MediumSpan(*span) for span in said)
 
 
 _ARRAYS = {
@@ -80,15 +86,16 @@ def segment_to_list(segment: Segment) -> list[Any]:
         getattr(segment, name).astype(dtype, copy=False).tobytes()
         for name, dtype in _ARRAYS.items()
     ]
-    return [segment.temperature, *arrays]
+    return [segment.temperature, spans_to_list(segment.media), *arrays]
 
 
 def segment_from_list(fields: Sequence[Any]) -> Segment:
     """The segment of the fields of a SEGMENT; checked."""
-    temperature, *arrays = fields
+    temperature, media, *arrays = fields
     named = zip(_ARRAYS.items(), arrays, strict=True)
     return Segment(
         temperature=temperature,
+        media=spans_from_list(media),
         **{
             name: np.frombuffer(raw, dtype).astype(np.dtype(dtype).newbyteorder("="), copy=False)
             for (name, dtype), raw in named

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treadle_core.tickets import SHAPES, Sampling
+from treadle_core.tickets import CONSTRAINTS, SHAPES, Sampling
 from treadle_gateway.conversation import Ask, Wanted
 from treadle_gateway.errors import RefusedError
 from treadle_gateway.settings import OTHER_SAMPLING_KEY, OtherSampling
 
-_NAMES = ("temperature", *sorted(SHAPES - {"schema"}))
+_NAMES = ("temperature", *sorted(SHAPES - CONSTRAINTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +30,30 @@ class SamplingRule:
     supported: frozenset[str]
     """Fields of Sampling, beside temperature and max_tokens, that the engine honours."""
 
-    def settle(self, ask: Ask, recipe: Sampling, *, room: int) -> Settled:
+    def settle(self, ask: Ask, recipe: Sampling, *, room: int, grammar: str = "") -> Settled:
         """How the reply to `ask` is sampled; `room` is the most tokens that it may have.
 
-        Raises RefusedError naming the field that cannot be honoured.
+        `grammar` is what the reply is to be where a tool is to be called; a schema is about words,
+        of which there are none then. Raises RefusedError naming the field that cannot be honoured.
         """
         most = min(recipe.max_tokens, room, ask.max_tokens or room)
-        schema: dict[str, Any] = {}
-        if ask.wanted.schema is not None:
+        constraint: dict[str, Any] = {}
+        if grammar:
+            self._support("grammar", "tool_choice")
+            constraint["grammar"] = grammar
+        elif ask.wanted.schema is not None:
             self._support("schema", "response_format")
-            schema["schema"] = dict(ask.wanted.schema)
+            constraint["schema"] = dict(ask.wanted.schema)
         other = _differing(ask.wanted, recipe)
         if other and self.other_sampling == "refuse":
             raise _not_the_recipes(*next(iter(other.items())))
-        honoured = schema
+        honoured = constraint
         if self.other_sampling == "untrained":
             for name in other:
                 self._support(name, name)
-            honoured = other | schema
+            honoured = other | constraint
         sampling = replace(recipe, max_tokens=most, **honoured)
-        return Settled(sampling, trained=not honoured, other=(*other, *schema))
+        return Settled(sampling, trained=not honoured, other=(*other, *constraint))
 
     def _support(self, name: str, field: str) -> None:
         if name not in self.supported and name != "temperature":

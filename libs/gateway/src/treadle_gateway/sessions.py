@@ -5,13 +5,18 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakValueDictionary
 
+from treadle_agents.images.picture import Picture
 from treadle_core.episodes import Segment
 from treadle_gateway.access import Register, ended
+from treadle_gateway.capture.labels import LABELS
 from treadle_gateway.capture.session import Capture
 from treadle_gateway.capture.turns import Turn
 from treadle_gateway.errors import RETRY_S, RefusedError
 from treadle_gateway.live import Live
+from treadle_gateway.media import Media
 from treadle_gateway.questions import TokenLines
 from treadle_gateway.terms import Outcome, SessionSpec
 
@@ -23,6 +28,7 @@ class Session:
     id: str
     spec: SessionSpec
     capture: Capture
+    media: Media
     tokens: TokenLines = field(default_factory=TokenLines, init=False)
     """What was asked in tokens."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -30,6 +36,8 @@ class Session:
     outcome: Outcome | None = field(default=None, init=False)
     over: bool = field(default=False, init=False)
     sampled: int = field(default=0, init=False)
+    asked: Turn | None = field(default=None, init=False)
+    """Whose prompt went to the policy last."""
     timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _running: int = field(default=0, init=False)
     _lives: dict[int, Live] = field(default_factory=dict[int, Live], init=False)
@@ -104,12 +112,24 @@ class Sessions:
 
     tell: Callable[[str, Outcome], None]
     """Told how a client ended its session, or that its time was over."""
+    show: Callable[[str, Picture], None]
+    """Told of every image of a session, once."""
+    trained: frozenset[str] = frozenset(LABELS)
+    """Labels whose turns are trained."""
     register: Register = field(default_factory=Register)
     _open: dict[str, Session] = field(default_factory=dict[str, Session], init=False)
+    _pictures: "WeakValueDictionary[str, Picture]" = field(
+        default_factory=WeakValueDictionary[str, Picture], init=False
+    )
 
     def open(self, name: str, digest: bytes, spec: SessionSpec) -> None:
         """Opens a session for the holder of the token with this sha256."""
-        session = Session(name, spec, Capture(max_requests=spec.max_requests))
+        media = Media(
+            spec.max_images, spec.max_image_bytes, self._pictures, partial(self.show, name)
+        )
+        session = Session(
+            name, spec, Capture(max_requests=spec.max_requests, trained=self.trained), media
+        )
         loop = asyncio.get_running_loop()
         session.timer = loop.call_later(spec.deadline_s, self._expire, session)
         self._open[name] = session
@@ -138,6 +158,7 @@ class Sessions:
         trainable = session.spec.trainable
         segments = await asyncio.to_thread(session.capture.segments, trainable=trainable)
         counts = {**session.capture.counts, **session.counts}
+        session.capture.forget()
         return segments, {name: float(count) for name, count in counts.items()}, session.outcome
 
     def _expire(self, session: Session) -> None:

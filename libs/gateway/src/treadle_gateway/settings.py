@@ -7,7 +7,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from treadle_agents.images.placeholders import ImageRule
 from treadle_core.errors import InvalidFieldError
+from treadle_gateway.capture.labels import LABELS
 
 OtherSampling: TypeAlias = Literal["refuse", "untrained", "recipe"]
 """What becomes of sampling that is not the recipe's: refused; honoured and not trained; ignored."""
@@ -63,8 +65,12 @@ class GatewaySettings:
     run_token: str = field(default="", repr=False)
     """With it a client may take an offered episode by `POST /sessions`; empty: nobody may."""
     other_sampling: OtherSampling = "refuse"
+    trained: frozenset[str] = frozenset(LABELS)
+    """Labels whose turns are trained."""
     supported: frozenset[str] = frozenset()
     """Fields of Sampling, beside temperature and max_tokens, that the engine honours."""
+    images: ImageRule | None = None
+    """How many tokens the engine makes of an image; None: it reads none."""
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -84,7 +90,7 @@ def settings_to_map(settings: GatewaySettings) -> dict[str, Any]:
     """What a worker is sent: of the run token only its digest."""
     said = asdict(settings)
     said["run_token"] = ""
-    said["supported"] = sorted(settings.supported)
+    said |= {"trained": sorted(settings.trained), "supported": sorted(settings.supported)}
     paths = ("model_folder", "log", "certificate", "private_key")
     said |= {name: None if said[name] is None else str(said[name]) for name in paths}
     digest = sha256(settings.run_token.encode()).digest() if settings.run_token else b""
@@ -95,7 +101,8 @@ def settings_from_map(said: Mapping[str, Any]) -> tuple[GatewaySettings, bytes]:
     """The settings without the run token, and its digest; empty where there is none."""
     known = {each.name: said[each.name] for each in fields(GatewaySettings)}
     known["limits"] = Limits(**known["limits"])
-    known["supported"] = frozenset(known["supported"])
+    known["images"] = None if known["images"] is None else ImageRule(**known["images"])
+    known |= {name: frozenset(known[name]) for name in ("trained", "supported")}
     for name in ("model_folder", "log", "certificate", "private_key"):
         known[name] = None if known[name] is None else Path(known[name])
     return GatewaySettings(**known), said["run_token_sha256"]

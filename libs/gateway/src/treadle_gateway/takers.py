@@ -8,8 +8,9 @@ from itertools import count
 from typing import Any
 
 from treadle_gateway.errors import RETRY_S, RefusedError
-from treadle_gateway.frames import Packer, Say
+from treadle_gateway.frames import Say
 from treadle_gateway.sessions import Sessions
+from treadle_runtime.workers.framing import Packer
 
 DRAINING_S = 5.0
 """When to come again to a gateway that drains."""
@@ -19,7 +20,7 @@ DRAINING_S = 5.0
 class Takers:
     """Asks the replica for episodes."""
 
-    packer: Packer
+    packer: Packer[Say]
     sessions: Sessions
     draining: bool = False
     _keys: "count[int]" = field(default_factory=count, init=False)

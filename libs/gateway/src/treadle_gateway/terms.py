@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treadle_agents.images.picture import Picture
 from treadle_core.episodes import Episode, Segment, Termination
 from treadle_core.errors import InvalidFieldError, Kind, TreadleError
+from treadle_core.media import MAX_MEDIA
 from treadle_core.tickets import Json, Sampling
 
 
@@ -57,6 +59,10 @@ class SessionSpec:
     """Requests that run at once."""
     max_sampled: int = 10_000_000
     """Tokens that the policy samples, over the whole session."""
+    max_images: int = MAX_MEDIA
+    """Images, each content once, over the whole session."""
+    max_image_bytes: int = 128 * 1024 * 1024
+    """Of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +107,5 @@ class Captured:
     counts: Mapping[str, float]
     outcome: Outcome | None
     """None where the client did not end the session."""
+    pictures: tuple[Picture, ...] = ()
+    """Images that came, each content once; the segments show these, or some of them."""

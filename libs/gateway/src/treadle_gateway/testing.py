@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from treadle_agents.record import Generated
 from treadle_core.tickets import Sampling
+from treadle_gateway.policy_calls import Heard
 from treadle_gateway.pool import GatewayPool
 from treadle_gateway.ports import Prompt
 from treadle_gateway.settings import GatewaySettings
@@ -31,6 +32,8 @@ MARKUP = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Special tokens; the last ends a turn."""
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Added tokens that are text."""
+IMAGE = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+"""What the template writes for an image; the second is its placeholder."""
 
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -60,20 +63,29 @@ TEMPLATE = """\
 {{ message.content }}
 </tool_response><|im_end|>
 {% else %}<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
+{% if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}
+{{- part.text }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
 {% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
 
-def write_model(folder: Path) -> Tokenizer:
-    """Makes a folder with a tokenizer of bytes and a template with tools; returns the tokenizer."""
+def write_model(folder: Path, *, images: bool = False) -> Tokenizer:
+    """Makes a folder with a tokenizer of bytes and a template with tools; returns the tokenizer.
+
+    With `images` it has tokens for these; without them the model reads none.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in MARKUP])
+    if images:
+        tokenizer.add_special_tokens([AddedToken(text, special=True) for text in IMAGE])
     tokenizer.add_tokens([AddedToken(text, special=False) for text in TAGS])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -96,7 +108,7 @@ async def _at_once(call: Call) -> None:
 
 
 class Scripted:
-    """A policy that says what `says` makes of the text of its prompt. See `Policy.generate`."""
+    """A policy that says what `says` makes of the text of its prompt."""
 
     says: Callable[[str], str]
     """The words of the turn; a stop token follows, unless `max_tokens` cuts it."""
@@ -122,8 +134,8 @@ class Scripted:
         self.piece, self.version = 1, 1
         self.calls = []
 
-    async def generate(self, prompt: Prompt) -> AsyncGenerator[Generated]:
-        """As Policy.generate."""
+    async def generate(self, prompt: Prompt, heard: Heard) -> None:
+        """Says its turn."""
         call = Call(prompt)
         self.calls.append(call)
         text = self.tokenizer.decode(prompt.token_ids.tolist(), skip_special_tokens=False)
@@ -136,7 +148,7 @@ class Scripted:
                 await self.before(call)
                 piece = told[start : start + self.piece]
                 last = start + self.piece >= len(told)
-                yield self._say(call, piece, length=last and len(told) < len(ids))
+                heard(self._say(call, piece, length=last and len(told) < len(ids)))
         finally:
             self.running -= 1
 

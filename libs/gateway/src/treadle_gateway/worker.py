@@ -5,11 +5,10 @@ is gone, and what was said in its sessions with it.
 """
 
 import asyncio
-import faulthandler
+import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import ssl
 import sys
@@ -22,7 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from tokenizers import Tokenizer
 
 from treadle_gateway.app import Gateway
-from treadle_gateway.frames import FrameError, Packer, Say, Unpacker
+from treadle_gateway.frames import FRAMING, Say
 from treadle_gateway.markup.template import Markup
 from treadle_gateway.policy_line import PolicyLine
 from treadle_gateway.records import outcome_to_map, segment_to_list, spec_from_map
@@ -31,6 +30,8 @@ from treadle_gateway.sessions import Sessions
 from treadle_gateway.settings import GatewaySettings, settings_from_map
 from treadle_gateway.takers import Takers
 from treadle_gateway.turns import Turns
+from treadle_runtime.workers import program
+from treadle_runtime.workers.framing import FrameError
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +39,18 @@ KEEPALIVE_S = 75.0
 """Seconds after which a connection without a request is closed."""
 STALLED_S = 60.0
 """A loop that does not turn for so long hangs; the process says where and ends."""
-BEAT_S = 1.0
 SWITCH_S = 0.0005
 """Most seconds for which a thread that renders lets the loop wait."""
+BACKLOG = 1024
+"""Connections that wait to be accepted."""
+ACCEPTED_AT_ONCE = 16
+"""Those that are accepted in one turn of the loop."""
+GARBAGE = (10_000, 10, 100)
+"""Objects between two collections of garbage, and how many of these look further back.
+
+Those that look at all sessions hold the loop long, and find little: what is left of a session frees
+itself, and what a request leaves is young.
+"""
 SEND_BYTES = 64 * 1024
 """Of a reply, that the kernel holds for a client that does not read; it takes up to twice that."""
 
@@ -49,13 +59,13 @@ class Worker(asyncio.Protocol):
     """The socket to the replica, and all that it is about."""
 
     def __init__(self) -> None:
-        self._unpacker = Unpacker()
+        self._unpacker = FRAMING.unpacker()
         self._serving: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)  # noqa: S101, a socket's is one
-        self._packer = Packer(transport)
+        self._packer = FRAMING.packer(transport)
 
     def data_received(self, data: bytes) -> None:
         for say, fields in self._unpacker.feed(data):
@@ -67,7 +77,7 @@ class Worker(asyncio.Protocol):
     def _hear(self, say: Say, fields: list[Any]) -> None:
         if self._serving is None:
             if say is not Say.START:
-                raise FrameError(f"expected START first, got {say.name}")
+                raise FrameError(limit="START first", value=say.name)
             self._serving = asyncio.create_task(self._serve(*fields))
         elif say is Say.OPEN:
             session, digest, spec = fields
@@ -92,7 +102,9 @@ class Worker(asyncio.Protocol):
             self._sessions = Sessions(
                 lambda session, outcome: self._packer.send(
                     Say.OUTCOME, session, outcome_to_map(outcome)
-                )
+                ),
+                self._policy.show,
+                settings.trained,
             )
             self._takers = Takers(self._packer, self._sessions)
             rule = SamplingRule(settings.other_sampling, settings.supported)
@@ -101,11 +113,17 @@ class Worker(asyncio.Protocol):
                 sessions=self._sessions,
                 turns=Turns(self._policy, rule),
                 takers=self._takers,
-                markup=Markup(settings.model_folder, max_context=settings.max_context),
+                markup=Markup(
+                    settings.model_folder,
+                    max_context=settings.max_context,
+                    images=settings.images,
+                ),
                 vocabulary=_vocabulary(settings.model_folder),
                 run_token_sha256=run_token_sha256,
             )
             port = await _listen(gateway.application(), settings, port)
+            gc.collect()
+            gc.freeze()
         except Exception as error:
             log.exception("the worker cannot serve")
             self._packer.send(Say.REFUSED, f"{type(error).__name__}: {error}")
@@ -141,10 +159,11 @@ async def _listen(application: web.Application, settings: GatewaySettings, port:
     )
     await runner.setup()
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.create_server((settings.host, port), family=family, backlog=1024)
+    listening = socket.create_server((settings.host, port), family=family, backlog=BACKLOG)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-    site = web.SockSite(runner, listening, ssl_context=_tls(settings), backlog=1024)
+    site = web.SockSite(runner, listening, ssl_context=_tls(settings), backlog=ACCEPTED_AT_ONCE)
     await site.start()
+    listening.listen(BACKLOG)  # the site has set it to what it accepts in one turn of the loop
     return listening.getsockname()[1]
 
 
@@ -164,21 +183,16 @@ def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
 async def serve(line: socket.socket) -> None:
     """Serves the replica until it is gone."""
     await asyncio.get_running_loop().create_connection(Worker, sock=line)
-    while True:
-        faulthandler.dump_traceback_later(STALLED_S, exit=True)
-        await asyncio.sleep(BEAT_S)
+    await program.stay(STALLED_S)
 
 
 def main() -> None:
     """Takes the socket and serves."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s gateway %(levelname)s %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a client is a descriptor
     sys.setswitchinterval(SWITCH_S)
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)  # noqa: FBT003
-    asyncio.run(serve(socket.socket(fileno=descriptor)))
+    gc.set_threshold(*GARBAGE)
+    program.run("gateway", serve)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Requests that come again, and turns that do not end well."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -170,3 +172,34 @@ def test_an_engine_that_breaks_its_contract_costs_its_turn_and_no_other(talk, pi
     worse.cut("failed")
     assert talk.capture.counts["untrained.failed"] == 2
     assert len(talk.capture.segments(trainable=True)) == 1
+
+
+def test_what_was_sampled_before_a_turn_was_cut_is_kept(talk):
+    turn = talk.start(talk.user("hi"))
+    talk.hear(turn, 2)
+    turn.cut("left")
+    ones = np.ones(3, np.int32)
+    turn.late(Generated(talk.tokens(3), -ones.astype(np.float32), ones, ones, length=False))
+    (segment,) = talk.capture.segments(trainable=True)
+    assert (segment.sampled.sum(), segment.num_trained) == (5, 0)
+
+
+def test_what_a_client_knows_of_a_cut_turn_gets_no_more_tokens(talk):
+    turn = talk.start(talk.user("hi"))
+    talk.hear(turn, 2)
+    turn.cut("left", talk.assistant("hel"))
+    ones = np.ones(3, np.int32)
+    turn.late(Generated(talk.tokens(3), -ones.astype(np.float32), ones, ones, length=False))
+    assert turn.sampled.token_ids.size == 2
+
+
+def test_a_session_that_is_over_leaves_nothing_to_a_collector_of_garbage(talk):
+    said = [talk.user("hi"), talk.assistant("hello"), talk.user("more"), talk.assistant("yes")]
+    left = [weakref.ref(talk.say(said[:end], said[end]).new_ids) for end in (1, 3)]
+    assert all(each() is not None for each in left)
+    gc.disable()
+    try:
+        talk.capture.forget()
+        assert [each() for each in left] == [None, None]
+    finally:
+        gc.enable()

@@ -1,5 +1,8 @@
 """What kind of conversation a request belongs to."""
 
+import pytest
+
+from treadle_gateway.capture.session import Capture
 from treadle_gateway.conversation import Tool
 
 TOOLS = (Tool("look", "", {}),)
@@ -93,3 +96,34 @@ def test_a_second_way_on_from_a_reply_is_a_branch_if_the_first_is_alive(talk):
     other = talk.say([*told, talk.user("three")], talk.assistant("fine"))
     assert other.label == "branch"
     assert talk.capture.counts["branches"] == 3
+
+
+def trained(talk, *labels: str) -> list[int]:
+    """Trained tokens of each segment: a title, a main turn with its compaction, and a memory."""
+    talk.capture = Capture(max_requests=9, trained=labels)
+    talk.say([talk.system("Title?"), talk.user("hi")], talk.assistant("Greeting"))
+    told = [talk.system("You act."), talk.user("hi")]
+    talk.say(told, talk.assistant("hello"), tools=TOOLS)
+    told += [talk.assistant("hello"), talk.user("Summarise.")]
+    talk.say(told, talk.assistant("short"), tools=TOOLS, identity={"kind": "compaction"})
+    talk.say([talk.user("Notes?")], talk.assistant("none"), identity={"kind": "memory"})
+    return [each.num_trained for each in talk.capture.segments(trainable=True)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        # The compaction goes on from the main turn, so that both are one segment.
+        pytest.param(("main",), [0, 3, 0], id="main"),
+        pytest.param(("main", "compaction"), [0, 6, 0], id="compaction"),
+        pytest.param(("side",), [3, 0, 3], id="side, and what only its client knows"),
+        pytest.param((), [0, 0, 0], id="none"),
+    ],
+)
+def test_the_labels_that_are_chosen_are_trained(talk, labels, expected) -> None:
+    assert trained(talk, *labels) == expected
+
+
+def test_what_another_label_keeps_from_training_is_counted(talk) -> None:
+    trained(talk, "compaction")
+    assert talk.capture.counts["untrained.other_label"] == 3

@@ -21,6 +21,16 @@ def all_ids(turn) -> list[int]:
     return [*turn.prompt_ids.tolist(), *turn.sampled.token_ids.tolist()]
 
 
+def test_the_prompt_that_went_before_stands_as_far_as_it_is_known_to_be_the_same(talk):
+    first = talk.say([talk.user("hi")], talk.assistant("hello"))
+    said = (talk.user("hi"), talk.assistant("hello"))
+    second = talk.say([*said, talk.user("more")], talk.assistant("yes"))
+    other = talk.start(*said, talk.user("else"))
+    assert (first.stands(None), other.stands(second), first.stands(second)) == (0, 6, 0)
+    for start in range(other.prompt_tokens + 1):
+        assert other.prompt_from(start).tolist() == other.prompt_ids.tolist()[start:]
+
+
 def test_a_second_turn_begins_with_the_very_ids_of_the_first(talk):
     first = talk.say([talk.user("hi")], talk.assistant("hello"))
     place = talk.locate(talk.user("hi"), talk.assistant("hello"), talk.user("more"))
@@ -31,6 +41,8 @@ def test_a_second_turn_begins_with_the_very_ids_of_the_first(talk):
     assert second.prompt_ids.dtype == np.int32
     assert second.prompt_ids.tolist()[:6] == all_ids(first)
     assert (second.cached, second.prompt_tokens) == (6, 9)
+    assert second.stands(first) == 3
+    assert second.prompt_from(3).tolist() == second.prompt_ids.tolist()[3:]
 
 
 SAID = Message(

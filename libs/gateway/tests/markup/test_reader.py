@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
+from functools import cache
 from random import Random
 
 import pytest
@@ -65,9 +66,9 @@ class Policy:
         return events + rest, message, finish, reader
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def policy(family):
-    return lambda name: Policy(family, name)
+    return cache(lambda name: Policy(family, name))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Prompt, turn and what follows, against what a template makes of the whole conversation."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -116,6 +117,16 @@ def lead(family: str) -> list[Message]:
     return [] if family in ("gemma", "mistral") else [said("system", "Be brief.")]
 
 
+@pytest.fixture(scope="module")
+def references(family) -> Callable[[str], Reference]:
+    @cache
+    def read(name: str) -> Reference:
+        family(name)
+        return Reference(family.folder(name), name)
+
+    return read
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("family_name", "tools", "thinks"),
@@ -128,10 +139,10 @@ def lead(family: str) -> list[Message]:
     ],
 )
 def test_prompt_turn_and_what_follows_are_the_whole_render_or_do_not_stand(
-    family, family_name: str, tools: bool, thinks: bool, seed: int
+    family, references, family_name: str, tools: bool, thinks: bool, seed: int
 ) -> None:
     markup: Markup = family(family_name)
-    reference = Reference(family.folder(family_name), family_name)
+    reference = references(family_name)
     defined = [FORECAST] if tools else []
     talk = Talk(seed, family_name, tools=tools, thinks=thinks)
     before: list[Message] = []

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,3 +89,14 @@ def test_a_schema_is_honoured_where_the_engine_can_and_never_trained(other: Othe
     assert not settled.trained
     with pytest.raises(RefusedError, match="response_format"):
         rule(other).settle(ask(wanted), RECIPE, room=1000)
+
+
+@pytest.mark.parametrize("other", ["refuse", "untrained", "recipe"])
+def test_a_grammar_is_honoured_where_the_engine_can_and_never_trained(other: OtherSampling) -> None:
+    wanted = Wanted(schema={"type": "string"})  # of words, of which there are none then
+    settled = rule(other, "grammar").settle(ask(wanted), RECIPE, room=1000, grammar="start: x")
+    assert settled.sampling == replace(RECIPE, grammar="start: x")
+    assert (settled.trained, settled.other) == (False, ("grammar",))
+    with pytest.raises(RefusedError, match="tool_choice: the engine") as refused:
+        rule(other, "schema").settle(ask(), RECIPE, room=1000, grammar="start: x")
+    assert refused.value.field == "tool_choice"

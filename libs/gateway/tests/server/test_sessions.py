@@ -18,7 +18,8 @@ from treadle_gateway.terms import (
     UnknownSessionError,
 )
 from treadle_gateway.testing import MODEL, Call, conversation, until
-from treadle_gateway.worker_process import GatewayStartError
+from treadle_runtime.workers import process
+from treadle_runtime.workers.process import WorkerStartError
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -247,15 +248,17 @@ async def test_a_killed_worker_loses_its_sessions_and_another_takes_its_place(wo
         assert (await world.chat(again, "Hi"))[0] == 200
 
 
-async def test_a_worker_ends_when_nobody_holds_its_line(world_of) -> None:
+async def test_a_worker_ends_by_itself_when_nobody_holds_its_line(world_of, monkeypatch) -> None:
+    monkeypatch.setattr(process, "LAST_S", 60.0)
     async with world_of() as world:
         (worker,) = world.pool._workers
         worker._transport.abort()
         await asyncio.wait_for(worker.ended.wait(), 30)
+        assert worker._process.returncode == 0
 
 
 async def test_a_worker_that_cannot_read_the_model_says_why(world_of, tmp_path) -> None:
-    with pytest.raises(GatewayStartError, match=r"tokenizer_config\.json|chat_template|found none"):
+    with pytest.raises(WorkerStartError, match=r"tokenizer_config\.json|chat_template|found none"):
         async with world_of(model_folder=tmp_path, log=tmp_path / "log"):
             pass
 

@@ -313,6 +313,15 @@ async def test_sampling_that_is_not_the_recipes_is_honoured_and_not_trained(worl
     assert captured.counts["untrained.other_sampling"] == 1
 
 
+async def test_a_label_that_is_not_chosen_is_not_trained(world_of) -> None:
+    async with world_of(trained=frozenset({"subagent"})) as world:
+        access = await world.open()
+        await world.chat(access, "Hi")
+        captured = await world.pool.end(access.session)
+    assert captured.segments[0].num_trained == 0
+    assert captured.counts["untrained.other_label"] == 1
+
+
 async def test_a_stop_text_never_shows_and_its_tokens_are_kept(world) -> None:
     world.policy.says = lambda _: LONG
     access = await world.open()

@@ -20,7 +20,7 @@ from treadle_gateway.conversation import (
     ToolCall,
     Usage,
 )
-from treadle_gateway.wires.wire import Wire
+from treadle_gateway.wires.wire import Begun, Wire
 
 REPLY_ID = "0123456789abcdef0123456789abcdef"
 
@@ -70,13 +70,8 @@ def play() -> Callable[[Wire, Ask, Reply, Iterable[Event]], bytes]:
     """All bytes of one stream."""
 
     def played(wire: Wire, ask: Ask, reply: Reply, events: Iterable[Event]) -> bytes:
-        stream = wire.stream(
-            ask,
-            id=reply.id,
-            created=reply.created,
-            prompt_tokens=reply.usage.prompt,
-            cached_tokens=reply.usage.cached,
-        )
+        begun = Begun(reply.id, reply.created, reply.usage.prompt, reply.usage.cached)
+        stream = wire.stream(ask, begun)
         said = [stream.start()]
         said += [stream.event(event) for event in events]
         return b"".join([*said, stream.end(reply)])

@@ -5,39 +5,51 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle_gateway.errors import RefusedError
 from treadle_gateway.wires.body import MAX_DEPTH, parsed
 
+REFUSED = {
+    "expected JSON, got nothing": {"empty": b"", "only-spaces": b" \n\t "},
+    "expected JSON": {
+        "cut-off": b"{",
+        "more-behind-it": b'{"a": 1} x',
+        "endless-integer": b'{"a": ' + b"9" * 5000 + b"}",
+        "byte-order-mark": b"\xef\xbb\xbf{}",
+        "raw-nul": b'{"a": "\x00"}',
+    },
+    "expected an object, got an array": {"array-at-the-root": b"[]"},
+    "expected an object, got a bare value": {"text-at-the-root": b'"text"'},
+    "expected an object": {"null-at-the-root": b"null"},
+    "got NaN": {"nan": b'{"a": NaN}'},
+    "got -Infinity": {"infinity": b'{"a": -Infinity}'},
+    "expected finite numbers": {"number-too-large": b'{"a": 1e999}'},
+    "'n' twice": {"name-twice": b'{"n": 1, "n": 2}'},
+    "'b' twice": {"name-twice-below": b'{"a": [{"b": 1, "b": 1}]}'},
+    "a depth of at most 64": {
+        "deep": b'{"a":' + b"[" * 65 + b"]" * 65 + b"}",
+        "bottomless": b'{"a":' * 100_000,
+    },
+    "expected UTF-8, got byte 0xff": {"not-utf-8": b'{"a": "\xff"}'},
+    "expected UTF-8": {
+        "surrogate-in-utf-8": b'{"a": "\xed\xa0\x80"}',
+        "utf-16": b"\xff\xfe{\x00}\x00",
+    },
+    "a.1: expected text without NUL": {"nul": rb'{"a": ["x", "\u0000"]}'},
+    "a.b: expected text": {"half-a-pair": rb'{"a": {"b": "\ud800"}}'},
+    "expected text": {"half-a-pair-in-a-name": rb'{"\udc00": 1}'},
+}
+"""Bodies by the words with which they are refused."""
+
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        pytest.param(b"", "expected JSON, got nothing", id="empty"),
-        pytest.param(b" \n\t ", "expected JSON, got nothing", id="only-spaces"),
-        pytest.param(b"{", "expected JSON", id="cut-off"),
-        pytest.param(b'{"a": 1} x', "expected JSON", id="more-behind-it"),
-        pytest.param(b"[]", "expected an object, got an array", id="array-at-the-root"),
-        pytest.param(b'"text"', "expected an object, got a bare value", id="text-at-the-root"),
-        pytest.param(b"null", "expected an object", id="null-at-the-root"),
-        pytest.param(b'{"a": NaN}', "got NaN", id="nan"),
-        pytest.param(b'{"a": -Infinity}', "got -Infinity", id="infinity"),
-        pytest.param(b'{"a": 1e999}', "expected finite numbers", id="number-too-large"),
-        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "expected JSON", id="endless-integer"),
-        pytest.param(b'{"n": 1, "n": 2}', "'n' twice", id="name-twice"),
-        pytest.param(b'{"a": [{"b": 1, "b": 1}]}', "'b' twice", id="name-twice-below"),
-        pytest.param(b'{"a":' + b"[" * 65 + b"]" * 65 + b"}", "a depth of at most 64", id="deep"),
-        pytest.param(b'{"a":' * 100_000, "a depth of at most 64", id="bottomless"),
-        pytest.param(b'{"a": "\xff"}', "expected UTF-8, got byte 0xff", id="not-utf-8"),
-        pytest.param(b'{"a": "\xed\xa0\x80"}', "expected UTF-8", id="surrogate-in-utf-8"),
-        pytest.param(b"\xff\xfe{\x00}\x00", "expected UTF-8", id="utf-16"),
-        pytest.param(b"\xef\xbb\xbf{}", "expected JSON", id="byte-order-mark"),
-        pytest.param(b'{"a": "\x00"}', "expected JSON", id="raw-nul"),
-        pytest.param(rb'{"a": ["x", "\u0000"]}', "a.1: expected text without NUL", id="nul"),
-        pytest.param(rb'{"a": {"b": "\ud800"}}', "a.b: expected text", id="half-a-pair"),
-        pytest.param(rb'{"\udc00": 1}', "expected text", id="half-a-pair-in-a-name"),
+        pytest.param(body, words, id=name)
+        for words, bodies in REFUSED.items()
+        for name, body in bodies.items()
     ],
 )
 def test_what_is_no_request_is_refused(body: bytes, words: str) -> None:
@@ -110,6 +122,7 @@ _JSON = st.recursive(
 )
 
 
+@settings(max_examples=20)
 @given(st.dictionaries(_TEXT, _JSON, max_size=4))
 def test_every_object_is_read_as_json_states_it(said: dict[str, object]) -> None:
     assert parsed(json.dumps(said).encode()) == said

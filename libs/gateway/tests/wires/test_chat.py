@@ -19,6 +19,7 @@ from treadle_gateway.conversation import (
 )
 from treadle_gateway.errors import RefusedError
 from treadle_gateway.wires.chat import Chat
+from treadle_gateway.wires.wire import Begun
 
 HELLO: dict[str, Any] = {"role": "user", "content": "hi"}
 TOOL: dict[str, Any] = {
@@ -83,13 +84,31 @@ def test_tools_and_their_choice_are_read() -> None:
         parallel_tool_calls=False,
     )
     assert found.tools == (Tool("f", "d", {"type": "object"}),)
-    assert found.choice == ToolChoice("named", "f", parallel=False)
+    assert found.choice == ToolChoice("required", ("f",), parallel=False)
     assert found.ignored == ("tools.web_search",)
 
 
 @pytest.mark.parametrize("mode", ["auto", "none", "required"])
 def test_a_choice_in_one_word_is_read(mode: str) -> None:
     assert ask(tools=[TOOL], tool_choice=mode).choice.mode == mode
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_a_choice_among_some_of_the_tools_is_read() -> None:
+    found = ask(tools=[TOOL], tool_choice=allowed("required", "f"))
+    assert found.choice == ToolChoice("required", ("f",))
+    assert found.ignored == ()
+
+
+def test_wishes_that_nothing_enforces_are_named() -> None:
+    found = ask(tools=[TOOL], tool_choice=allowed("auto", "f"), parallel_tool_calls=False)
+    assert found.choice == ToolChoice("auto", ("f",), parallel=False)
+    assert found.ignored == ("parallel_tool_calls", "allowed_tools")
+    assert ask(parallel_tool_calls=False).ignored == ()
 
 
 def test_sampling_is_read_and_never_dropped() -> None:
@@ -183,6 +202,11 @@ def test_a_bad_number_of_tokens_is_refused_by_name(value: object) -> None:
         pytest.param({"tools": [TOOL, TOOL]}, "tools.1.function.name", id="tool-twice"),
         pytest.param({"tools": [TOOL], "tool_choice": "some"}, "tool_choice", id="unknown-choice"),
         pytest.param({"tool_choice": "required"}, "tool_choice", id="nothing-to-choose"),
+        pytest.param(
+            {"tools": [TOOL], "tool_choice": allowed("auto", "g")},
+            "tool_choice",
+            id="unknown-among-some",
+        ),
         pytest.param(
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             "tool_choice",
@@ -321,7 +345,7 @@ def test_a_stream_is_the_same_bytes_again(
 
 
 def test_a_failure_is_no_clean_end(read: Callable[..., Any]) -> None:
-    stream = Chat().stream(ask(), id="0", created=1, prompt_tokens=1, cached_tokens=0)
+    stream = Chat().stream(ask(), Begun("0", 1, 1, 0))
     failed = stream.failed(RefusedError("unavailable", "gone"))
     [(_, data)] = read(failed)
     assert data["error"]["message"] == "gone"

@@ -77,7 +77,7 @@ def test_a_broken_request_is_read_or_refused(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311, the same every time
     requests = recorded()
     counts = {"read": 0, "refused": 0}
-    for _ in range(150):
+    for _ in range(75):
         path, body = chance.choice(requests)
         try:
             found = WIRES[path].ask(parsed(broken(body, chance)), {})

@@ -20,6 +20,7 @@ from treadle_gateway.conversation import (
 )
 from treadle_gateway.errors import RefusedError
 from treadle_gateway.wires.messages import Messages, counted
+from treadle_gateway.wires.wire import Begun
 
 HELLO: dict[str, Any] = {"role": "user", "content": "hi"}
 
@@ -123,7 +124,7 @@ def test_a_deferred_tool_is_there_once_a_search_found_it() -> None:
         pytest.param({"type": "auto"}, ToolChoice(), id="auto"),
         pytest.param({"type": "any"}, ToolChoice("required"), id="any"),
         pytest.param({"type": "none"}, ToolChoice("none"), id="none"),
-        pytest.param({"type": "tool", "name": "f"}, ToolChoice("named", "f"), id="named"),
+        pytest.param({"type": "tool", "name": "f"}, ToolChoice("required", ("f",)), id="named"),
         pytest.param(
             {"type": "auto", "disable_parallel_tool_use": True},
             ToolChoice(parallel=False),
@@ -297,7 +298,7 @@ def test_a_stream_is_the_same_bytes_again(
 
 
 def test_a_failure_is_no_clean_end(read: Callable[..., Any]) -> None:
-    stream = Messages().stream(ask(), id="0", created=1, prompt_tokens=1, cached_tokens=0)
+    stream = Messages().stream(ask(), Begun("0", 1, 1, 0))
     [(name, data)] = read(stream.failed(RefusedError("busy", "full")))
     assert name == "error"
     assert data["error"] == {"type": "rate_limit_error", "message": "full"}

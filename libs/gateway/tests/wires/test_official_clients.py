@@ -15,7 +15,7 @@ from treadle_gateway.wires.chat import Chat
 from treadle_gateway.wires.messages import Messages, counted
 from treadle_gateway.wires.models import models
 from treadle_gateway.wires.responses import Responses
-from treadle_gateway.wires.wire import Wire
+from treadle_gateway.wires.wire import Begun, Wire
 
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
@@ -179,7 +179,7 @@ def test_the_messages_stream_helper_gathers_the_whole_reply(
 def test_a_failure_in_a_chat_stream_is_raised(
     server: Answers, speaks_openai: Any, reply: Reply
 ) -> None:
-    stream = Chat().stream(ASK, id="0", created=1, prompt_tokens=1, cached_tokens=0)
+    stream = Chat().stream(ASK, Begun("0", 1, 1, 0))
     failure = stream.failed(RefusedError("unavailable", "the engine is gone"))
     server.says(stream.start() + failure, stream=True)
     with pytest.raises(openai.APIError, match="the engine is gone"):
@@ -189,7 +189,7 @@ def test_a_failure_in_a_chat_stream_is_raised(
 def test_a_failure_in_a_messages_stream_is_raised(
     server: Answers, speaks_anthropic: Any, reply: Reply
 ) -> None:
-    stream = Messages().stream(ASK, id="0", created=1, prompt_tokens=1, cached_tokens=0)
+    stream = Messages().stream(ASK, Begun("0", 1, 1, 0))
     failure = stream.failed(RefusedError("unavailable", "the engine is gone"))
     server.says(stream.start() + failure, stream=True)
     with (
@@ -202,7 +202,7 @@ def test_a_failure_in_a_messages_stream_is_raised(
 def test_a_failure_in_a_responses_stream_is_a_failed_response(
     server: Answers, speaks_openai: Any
 ) -> None:
-    stream = Responses().stream(ASK, id="0", created=1, prompt_tokens=1, cached_tokens=0)
+    stream = Responses().stream(ASK, Begun("0", 1, 1, 0))
     failure = stream.failed(RefusedError("busy", "full"))
     server.says(stream.start() + stream.ping() + failure, stream=True)
     found = list(speaks_openai.responses.create(model="policy", input="hi", stream=True))

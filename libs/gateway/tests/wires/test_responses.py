@@ -19,9 +19,11 @@ from treadle_gateway.conversation import (
     Tool,
     ToolCall,
     ToolChoice,
+    Usage,
 )
 from treadle_gateway.errors import RefusedError
 from treadle_gateway.wires.responses import Responses
+from treadle_gateway.wires.wire import Begun
 
 FUNCTION: dict[str, Any] = {
     "type": "function",
@@ -176,8 +178,25 @@ def test_tools_of_all_kinds_are_read() -> None:
     )
     assert found.tools[2].name == "patch"
     assert "input" in str(found.tools[2].parameters)
-    assert found.choice == ToolChoice("named", "f")
+    assert found.choice == ToolChoice("required", ("f",))
     assert found.ignored == ("tools.web_search",)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        pytest.param("required", id="any"),
+        pytest.param({"type": "function", "name": "f"}, id="named"),
+        pytest.param(
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            id="some",
+        ),
+    ],
+)
+def test_the_choice_is_shown_as_it_was_stated(stated: Any) -> None:
+    reply = Reply("0", 0, Message("assistant"), "stop", Usage(1, 0, 1))
+    asked = ask(tools=[FUNCTION], tool_choice=stated)
+    assert Responses().reply(asked, reply)["tool_choice"] == stated
 
 
 def test_fields_beside_are_read_or_tolerated() -> None:
@@ -339,7 +358,7 @@ def test_a_reply_without_room_is_incomplete(
 def test_a_failure_is_a_failed_response(
     error: RefusedError, code: str, read: Callable[..., Any]
 ) -> None:
-    stream = Responses().stream(ask(), id="0", created=1, prompt_tokens=1, cached_tokens=0)
+    stream = Responses().stream(ask(), Begun("0", 1, 1, 0))
     begun = stream.start() + stream.event(TextDelta("a")) + stream.ping()
     name, data = read(begun + stream.failed(error))[-1]
     assert name == "response.failed"

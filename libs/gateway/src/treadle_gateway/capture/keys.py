@@ -64,7 +64,7 @@ def wanted_of(ask: Ask) -> bytes:
         {str(token): bias for token, bias in wanted.logit_bias.items()},
         list(wanted.stop),
         None if wanted.schema is None else dict(wanted.schema),
-        *(choice.mode, choice.name, choice.parallel),
+        *(choice.mode, list(choice.names), choice.parallel),
     ]
     return _digest(_canonical(told))
 
@@ -106,8 +106,11 @@ def _number(written: str) -> float:
     return int(number) if number.is_integer() else number
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
 def _canonical(value: Json) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _ENCODER.encode(value)
 
 
 def _digest(text: str) -> bytes:

@@ -2,7 +2,7 @@
 
 `main`; `subagent`: another system prompt, with tools; `side`: another one, without (titles,
 summaries); `compaction`: a history that was rewritten; `branch`: a second way on from one reply, or
-a second start; or the kind that the client names.
+a second start; or the kind that the client names, `title` for one.
 """
 
 from dataclasses import dataclass, field
@@ -10,6 +10,9 @@ from itertools import takewhile
 
 from treadle_gateway.capture.keys import words_of
 from treadle_gateway.conversation import Ask
+
+LABELS = ("main", "subagent", "compaction", "branch", "title", "side")
+"""Those that a recipe may choose among; a kind that only its client knows counts as `side`."""
 
 _ORDINARY = frozenset({"", "main", "turn"})
 """Kinds that say nothing: a client's own name for an ordinary request."""
@@ -32,14 +35,23 @@ class Path:
     label: str
     opening: Opening | None = None
     """None where it goes on from a turn of another path."""
+    chosen: frozenset[str] = frozenset(LABELS)
+    """Labels whose turns are trained."""
     turns: int = 0
+
+    @property
+    def trained(self) -> bool:
+        """Its turns are, as far as its label goes, which may still change."""
+        return (self.label if self.label in LABELS else "side") in self.chosen
 
 
 @dataclass(slots=True)
 class Paths:
     """The paths of a session on which a turn began, in the order of their beginning."""
 
-    begun: list[Path] = field(default_factory=list[Path])
+    chosen: frozenset[str] = frozenset(LABELS)
+    """Labels whose turns are trained."""
+    begun: list[Path] = field(default_factory=list[Path], init=False)
 
     def begin(self, path: Path) -> None:
         """A turn begins on `path`."""
@@ -51,18 +63,21 @@ class Paths:
         """The path of a request that goes on from `path`; `taken`: something else does already."""
         label = _named(ask)
         if label:
-            return path if path.label == label else Path(label)
-        return Path("branch") if taken else path
+            return path if path.label == label else self._new(label)
+        return self._new("branch") if taken else path
 
     def again(self, ask: Ask, path: Path) -> Path:
         """The path of a request that asks again what was asked on `path`."""
         label = _named(ask)
-        return path if label in ("", path.label) else Path(label)
+        return path if label in ("", path.label) else self._new(label)
 
     def opened(self, ask: Ask, head: bytes) -> Path:
         """The path of a request that goes on from nothing."""
         opening = Opening(_system(ask), _first_user(ask), head, bool(ask.tools))
-        return Path(_named(ask) or self._shape(opening), opening)
+        return self._new(_named(ask) or self._shape(opening), opening)
+
+    def _new(self, label: str, opening: Opening | None = None) -> Path:
+        return Path(label, opening, self.chosen)
 
     def _shape(self, new: Opening) -> str:
         main = next((path for path in self.begun if path.label == "main"), None)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from treadle_agents.record import Generated
 from treadle_core.episodes import NO_VERSION, Segment
 from treadle_core.errors import InvalidFieldError
-from treadle_gateway.capture.turns import Turn
+from treadle_core.media import MediumSpan
+from treadle_gateway.capture.turns import Turn, moved
 
 OTHER_TEMPERATURE = "other_temperature"
 """Why a turn is not trained: no segment that shows it has its temperature."""
@@ -71,7 +72,17 @@ class Leaves:
                 line, _full(NO_VERSION, np.int32), lambda own: own.context_version
             ),
             temperature=_temperature(line),
+            media=self._media(line),
         )
+
+    def _media(self, line: list[Turn]) -> tuple[MediumSpan, ...]:
+        """Where images are in the segment of a line."""
+        spans: list[MediumSpan] = []
+        size = 0
+        for turn in line:
+            spans += moved(turn.media, size)
+            size += turn.new_ids.size + self._size(turn)
+        return tuple(spans)
 
     def _size(self, turn: Turn) -> int:
         own = self._sampled[turn]

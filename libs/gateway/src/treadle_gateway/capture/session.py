@@ -6,7 +6,7 @@ matches nothing, or matches something that already goes on, begins a line of its
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from treadle_core.episodes import Segment
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import MediumSpan
 from treadle_core.tickets import Sampling
 from treadle_gateway.capture.keys import head_of, wanted_of
-from treadle_gateway.capture.labels import Path, Paths
+from treadle_gateway.capture.labels import LABELS, Path, Paths
 from treadle_gateway.capture.segments import OTHER_TEMPERATURE, Leaves
 from treadle_gateway.capture.tree import Node, Tree
 from treadle_gateway.capture.turns import Turn
@@ -79,11 +80,14 @@ class Place:
 class Capture:
     """Records one session. Not for several threads."""
 
-    def __init__(self, *, max_requests: int) -> None:
-        """More than `max_requests` are refused: some clients would ask for ever."""
+    def __init__(self, *, max_requests: int, trained: Collection[str] = LABELS) -> None:
+        """More than `max_requests` are refused: some clients would ask for ever.
+
+        `trained` are the labels whose turns are trained.
+        """
         self._max_requests = max_requests
         self._tree = Tree()
-        self._paths = Paths()
+        self._paths = Paths(frozenset(trained))
         self._turns: list[Turn] = []
         self._counts: Counter[str] = Counter()
 
@@ -131,12 +135,13 @@ class Capture:
         sampling: Sampling,
         trained: bool,
         now: float,
+        media: Sequence[MediumSpan] = (),
     ) -> Turn:
         """Begins the turn that answers a request.
 
         `new_ids` close the turn before, are what `place.new` was rendered to, and have the policy
-        speak. Not `trained`: the sampling is not the recipe's. `now` is in seconds, on any clock.
-        Raises InvalidFieldError where there is no prompt at all.
+        speak; `media`: where images are in them. Not `trained`: the sampling is not the recipe's.
+        `now` is in seconds, on any clock. Raises InvalidFieldError where there is no prompt at all.
         """
         if not new_ids.size and not place.base:
             raise InvalidFieldError("new_ids", limit=">= 1 tokens where none stand", value=0)
@@ -152,6 +157,7 @@ class Capture:
             began=now,
             cause="" if trained else OTHER_SAMPLING,
             told=partial(self._tree.say, place.node),
+            media=tuple(media),
         )
         self._turns.append(turn)
         self._paths.begin(place.path)
@@ -186,6 +192,13 @@ class Capture:
             if cause:
                 counts[f"untrained.{cause}"] += 1
         return counts
+
+    def forget(self) -> None:
+        """Lets go of all that was said, so that none of it waits for a collector of garbage."""
+        self._tree.forget()
+        for turn in self._turns:
+            turn.forget()
+        self._turns.clear()
 
     def _admit(self, ask: Ask) -> None:
         self._counts["requests"] += 1

@@ -136,6 +136,17 @@ class Tree:
         node.replies.append(turn)
         self._said_at[turn] = node
 
+    def forget(self) -> None:
+        """Takes the nodes apart: what each leads to leads back to it."""
+        nodes = [self.root]
+        while nodes:
+            node = nodes.pop()
+            for children in node.children.values():
+                nodes += children
+            node.children.clear()
+            node.asked.clear()
+        self._said_at.clear()
+
 
 def newest(turns: Sequence[Turn]) -> Turn:
     """Of turns that said the same, the one that a client means: the newest delivered one."""

@@ -3,8 +3,9 @@
 Shapes: P = tokens of a whole prompt, N = tokens sampled in one turn.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from treadle_agents.record import Generated
 from treadle_core.episodes import MAX_LOGPROB
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import MediumSpan
 from treadle_core.tickets import Sampling
 from treadle_gateway.capture.labels import Path
 from treadle_gateway.conversation import Finish, Message, Reply, Usage
@@ -21,6 +23,7 @@ State: TypeAlias = Literal["running", "finished", "delivered", "cut"]
 """Finished: fully generated, and perhaps never seen by its client. Delivered: it is an action."""
 
 UNFINISHED, UNDELIVERED, EMPTY, GREEDY = "unfinished", "undelivered", "empty", "greedy"
+OTHER_LABEL = "other_label"
 """Why a turn is not trained, beside the causes that its caller names."""
 
 
@@ -47,6 +50,8 @@ class Turn:
     """Why it is not trained; empty where nothing speaks against it."""
     told: "Callable[[Turn, Message], None]"
     """Called with what was said, so that it is found in later requests."""
+    media: tuple[MediumSpan, ...] = ()
+    """Where images are in `new_ids`."""
     state: State = field(default="running", init=False)
     reply: Reply | None = field(default=None, init=False)
     """For whoever asks again; None before it is made, and once it is delivered."""
@@ -59,7 +64,6 @@ class Turn:
     _onward: "Turn | None" = field(default=None, init=False)
     prompt_tokens: int = field(init=False)
     """P."""
-    _prompt: NDArray[np.int32] | None = field(default=None, init=False)
     _pieces: list[Generated] = field(default_factory=list[Generated], init=False)
 
     def __post_init__(self) -> None:
@@ -89,17 +93,35 @@ class Turn:
     @property
     def prompt_ids(self) -> NDArray[np.int32]:
         """The whole prompt, [P]."""
-        if self._prompt is not None:
-            return self._prompt
-        parts = [self.new_ids]
-        turn = self.base
-        while turn:
+        return self.prompt_from(0)
+
+    def prompt_from(self, start: int) -> NDArray[np.int32]:
+        """The prompt behind its first `start` tokens, [P - start]; takes time as that is long."""
+        size = self.prompt_tokens - start
+        parts, missing, turn = [self.new_ids], size - self.new_ids.size, self.base
+        while turn and missing > 0:
             parts += turn.added[::-1]
+            missing -= turn.tokens - turn.cached
             turn = turn.base
-        prompt = np.concatenate(parts[::-1])
-        if self.state == "running":
-            self._prompt = prompt
-        return prompt
+        ids = np.concatenate(parts[::-1])
+        return ids[ids.size - size :]
+
+    @property
+    def prompt_media(self) -> tuple[MediumSpan, ...]:
+        """Where images are in the prompt."""
+        spans: list[MediumSpan] = []
+        turn: Turn | None = self
+        while turn:
+            if turn.media:
+                spans += moved(turn.media, turn.cached)[::-1]
+            turn = turn.base
+        return tuple(spans[::-1])
+
+    def stands(self, before: "Turn | None") -> int:
+        """Leading tokens of the prompt that are known to be those of the prompt of `before`."""
+        if before is not None and before is self.base:
+            return before.prompt_tokens
+        return self.cached if before is not None and before.base is self.base else 0
 
     @property
     def sampled(self) -> Generated | None:
@@ -122,12 +144,18 @@ class Turn:
             return self.cause or UNDELIVERED
         if not self._pieces:
             return self.cause or EMPTY
-        return self.cause or (GREEDY if self.sampling.temperature == 0 else "")
+        if self.cause or not self.path.trained:
+            return self.cause or OTHER_LABEL
+        return GREEDY if self.sampling.temperature == 0 else ""
 
     def followed(self, turn: "Turn") -> None:
         """The conversation goes on from its reply with `turn`."""
         if turn.path is self.path and not self.taken:
             self._onward = turn
+
+    def forget(self) -> None:
+        """Nobody asks any more what went on from it."""
+        self._onward = None
 
     def heard(self, piece: Generated) -> None:
         """Takes more of what the policy samples."""
@@ -196,13 +224,19 @@ class Turn:
         if message is not None:
             self._tell(message)
 
+    def late(self, piece: Generated) -> None:
+        """Takes what was sampled before the turn was cut; where its words are known, too late."""
+        if self.state == "cut" and self.said is None and piece.token_ids.size:
+            with suppress(InvalidFieldError):  # the engine broke its contract: not kept
+                self._pieces = [_joined([*self._pieces, piece])]
+
     def _tell(self, message: Message) -> None:
         self.said = message
         self.told(self, message)
 
     def _settle(self) -> Generated | None:
         """Makes one piece of all. Raises InvalidFieldError, and then keeps nothing."""
-        pieces, self._pieces, self._prompt = self._pieces, [], None
+        pieces, self._pieces = self._pieces, []
         if not pieces:
             return None
         self._pieces = [_joined(pieces)]
@@ -211,6 +245,11 @@ class Turn:
     def _expect(self, state: State) -> None:
         if self.state != state:
             raise InvalidFieldError("turn", limit=state, value=self.state)
+
+
+def moved(media: Sequence[MediumSpan], by: int) -> list[MediumSpan]:
+    """The spans behind so many tokens more."""
+    return [replace(span, start=span.start + by) for span in media]
 
 
 def _joined(pieces: list[Generated]) -> Generated:

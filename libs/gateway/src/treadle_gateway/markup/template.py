@@ -1,16 +1,21 @@
 """The markup of one model: tokens of messages, and events of what it samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treadle_agents.chat import Template
+from treadle_agents.images.picture import Picture
+from treadle_agents.images.placeholders import ImageRule, Shown, placeholder_of
 from treadle_core.errors import InvalidFieldError
-from treadle_gateway.conversation import Message, Tool, ToolChoice
+from treadle_gateway.conversation import Image, Message, Tool, ToolChoice
 from treadle_gateway.errors import RefusedError
 from treadle_gateway.markup.errors import UnsupportedTemplateError
+from treadle_gateway.markup.form import conformed, said_name
+from treadle_gateway.markup.grammar import Thought, calls_grammar
 from treadle_gateway.markup.measure import guarded_tokens, measure
 from treadle_gateway.markup.probe import Probe
 from treadle_gateway.markup.reader import Reader
@@ -30,9 +35,12 @@ class Markup:
     probe: Probe
     """What was measured of them."""
 
-    def __init__(self, folder: Path, *, max_context: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, max_context: int = 0, images: ImageRule | None = None
+    ) -> None:
         """`max_context` bounds the tokens of a prompt where it is not 0.
 
+        `images`: how many tokens the engine makes of an image; None: it reads none.
         Raises UnsupportedTemplateError.
         """
         self._max_context = max_context
@@ -43,10 +51,17 @@ class Markup:
                 error.message, field=error.field, limit=error.limit, value=error.value
             ) from error
         tokenizer = declared(folder)
+        self._images = images
+        self._placeholder = placeholder_of(folder, images or ImageRule())
         kept = guarded_tokens(template, tokenizer)
+        if self._placeholder is not None:
+            kept |= {self._placeholder.text}
         guard = Guard(kept)
         self._words = Words(tokenizer, guard, kept)
         self.probe = measure(template, guard, self._words)
+        if self._placeholder is None or self.probe.image.count(self._placeholder.text) != 1:
+            form = replace(self.probe.form, images=False)
+            self.probe = replace(self.probe, form=form, image="")
         self._guard = guard
         self._renderer = Renderer(template, guard, self.probe.form)
 
@@ -99,6 +114,46 @@ class Markup:
                 field="messages",
             ) from error
 
+    @property
+    def placeholder(self) -> int | None:
+        """The token that stands for an image; None where the policy reads none."""
+        reads = bool(self.probe.image) and self._images is not None
+        return self._placeholder.id if reads and self._placeholder is not None else None
+
+    def check_images(self) -> None:
+        """Raises RefusedError where the model, or the engine of this run, reads no images."""
+        if not self.probe.image or self._images is None:
+            who = "engine of this run" if self.probe.image else "model"
+            message = f"messages: the {who} reads no images"
+            raise RefusedError("invalid", message, field="messages", code="unsupported_image")
+
+    def shown(
+        self,
+        ids: NDArray[np.int32],
+        new: Sequence[Message],
+        pictures: Mapping[str, Picture],
+    ) -> Shown:
+        """The tokens that `new` was rendered to, with each image as long as the engine has it.
+
+        To be asked once of what was rendered: what stands is never expanded again. `pictures` has
+        the images of `new` by sha256. Raises RefusedError.
+        """
+        if not any(isinstance(part, Image) for each in new for part in each.parts):
+            return Shown(ids)
+        self.check_images()
+        assert self._placeholder is not None  # noqa: S101, else there would be no images
+        images = [
+            pictures[part.sha256]
+            for each in conformed(new, self.probe.form)
+            for part in each.parts
+            if isinstance(part, Image)
+        ]
+        try:
+            return self._placeholder.shown(ids, images)
+        except InvalidFieldError as error:
+            message = f"messages: the model's chat template does not show them: {error.message}"
+            raise RefusedError("invalid", message, field="messages") from error
+
     def reader(
         self,
         *,
@@ -124,6 +179,32 @@ class Markup:
             stop=stop,
             new_id=new_id,
         )
+
+    def grammar(
+        self,
+        *,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        reasoning: bool,
+        goes_on: bool = False,
+    ) -> str:
+        """What the reply is to be, as in `Sampling.grammar`; empty where it may be any.
+
+        Arguments are as in `reader`, which reads every such reply as calls.
+        """
+        form, calls = self.probe.form, self.probe.calls
+        if choice.mode != "required" or calls is None:
+            return ""
+        wanted = {
+            said_name(tool.name, tool.namespace): tool
+            for tool in tools
+            if tool.name in choice.names or not choice.names
+        }
+        begun = self.probe.thinks if reasoning else self.probe.thinks_unasked
+        free = reasoning and form.opens in self._words.markers
+        thought: Thought = "none" if goes_on else "begun" if begun else "free" if free else "none"
+        tokens = {text: token for token, text in self._words.added.items()}
+        return calls_grammar(form, calls, wanted, tokens, thought=thought, several=choice.parallel)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""

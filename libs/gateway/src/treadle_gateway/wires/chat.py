@@ -1,6 +1,7 @@
 """OpenAI Chat Completions: `/v1/chat/completions`."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from treadle_core.tickets import Json
 from treadle_gateway.conversation import (
@@ -12,9 +13,7 @@ from treadle_gateway.conversation import (
     Text,
     Tool,
     ToolCall,
-    ToolChoice,
 )
-from treadle_gateway.errors import RefusedError
 from treadle_gateway.wires.chat_stream import FINISHES, ChatStream, logprobs_of, usage_of
 from treadle_gateway.wires.fields import (
     Fields,
@@ -27,9 +26,18 @@ from treadle_gateway.wires.fields import (
 )
 from treadle_gateway.wires.identity import identity
 from treadle_gateway.wires.images import Gallery
+from treadle_gateway.wires.parts import parts_of
 from treadle_gateway.wires.refusals import openai_refusal
 from treadle_gateway.wires.sampling import refuse_denied, room, schema_of, single, wanted
-from treadle_gateway.wires.tools import Offered, arguments_of, chosen, kind_name, tools_of
+from treadle_gateway.wires.tools import (
+    Offered,
+    arguments_of,
+    kind_name,
+    openai_choice,
+    tools_of,
+    unmet,
+)
+from treadle_gateway.wires.wire import Begun
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -45,6 +53,7 @@ class Chat:
 
     name = "chat"
     call_prefix = "call_"
+    refusal = staticmethod(openai_refusal)
 
     def ask(self, body: Mapping[str, Json], headers: Mapping[str, str]) -> Ask:
         fields = Fields(body)
@@ -53,11 +62,12 @@ class Chat:
         gallery = Gallery()
         messages = _messages(fields, gallery)
         tools, dropped = _tools(fields)
+        choice = openai_choice(fields, tools, _inner)
         return Ask(
             model=fields.model(),
             messages=messages,
             tools=tools,
-            choice=_choice(fields, tools),
+            choice=choice,
             wanted=wanted(
                 fields, schema=schema_of(fields.raw("response_format"), "response_format")
             ),
@@ -67,8 +77,9 @@ class Chat:
             usage_in_stream=_usage_in_stream(fields),
             logprobs=fields.flag("logprobs", default=False),
             identity=identity(headers),
-            ignored=fields.unread() + dropped,
+            ignored=fields.unread() + dropped + unmet(choice, tools),
             media=gallery.media,
+            references=gallery.references,
         )
 
     def reply(self, ask: Ask, reply: Reply) -> dict[str, Json]:
@@ -103,19 +114,8 @@ class Chat:
             "usage": usage_of(reply.usage),
         }
 
-    def stream(
-        self,
-        ask: Ask,
-        *,
-        id: str,  # noqa: A002
-        created: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-    ) -> ChatStream:
-        return ChatStream(ask, id, created)
-
-    def refusal(self, error: RefusedError) -> tuple[int, dict[str, str], dict[str, Json]]:
-        return openai_refusal(error)
+    def stream(self, ask: Ask, begun: Begun) -> ChatStream:
+        return ChatStream(ask, begun.id, begun.created)
 
 
 def _messages(fields: Fields, gallery: Gallery) -> tuple[Message, ...]:
@@ -130,7 +130,7 @@ def _message(value: Json, field: str, gallery: Gallery) -> Message:
     role = _ROLES.get(str(stated.get("role")))
     if role is None:
         refuse(f"{field}.role", ", ".join(_ROLES), stated.get("role"))
-    parts = _parts(stated.get("content"), f"{field}.content", gallery)
+    parts = parts_of(stated.get("content"), f"{field}.content", partial(_part, gallery))
     if role == "tool":
         call_id = stated.get("tool_call_id")  # absent where an agent reads calls out of the text
         named = "" if call_id is None else as_name(call_id, f"{field}.tool_call_id")
@@ -140,20 +140,7 @@ def _message(value: Json, field: str, gallery: Gallery) -> Message:
     return Message(role, parts)
 
 
-def _parts(content: Json, field: str, gallery: Gallery) -> tuple[Part, ...]:
-    """Content as a string or as parts; null, "" and absent are no parts."""
-    if content is None:
-        return ()
-    if isinstance(content, str):
-        return (Text(content),) if content else ()
-    if not isinstance(content, list):
-        refuse(field, "a string or an array", content)
-    found = [_part(part, f"{field}.{at}", gallery) for at, part in enumerate(content)]
-    return tuple(part for part in found if part is not None)
-
-
-def _part(value: Json, field: str, gallery: Gallery) -> Part | None:
-    part = as_object(value, field)
+def _part(gallery: Gallery, part: Object, field: str) -> Part | None:
     kind = part.get("type")
     if kind == "text":
         text = as_text(part.get("text"), f"{field}.text")
@@ -224,20 +211,9 @@ def _tools(fields: Fields) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     return tools_of(offered), tuple(dropped)
 
 
-def _choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
-    parallel = fields.flag("parallel_tool_calls", default=True)
-    stated = fields.raw("tool_choice")
-    if stated is None:
-        return ToolChoice(parallel=parallel)
-    if isinstance(stated, str):
-        return chosen(stated, "", tools, parallel=parallel)
-    stated = as_object(stated, "tool_choice")
-    if stated.get("type") == "allowed_tools":
-        allowed = as_object(stated.get("allowed_tools"), "tool_choice.allowed_tools")
-        return chosen(str(allowed.get("mode")), "", tools, parallel=parallel)
-    function = as_object(stated.get("function"), "tool_choice.function")
-    name = as_name(function.get("name"), "tool_choice.function.name")
-    return chosen("named", name, tools, parallel=parallel)
+def _inner(stated: Object, kind: str) -> Json:
+    """What an object of a kind says stands in it under the name of the kind."""
+    return stated.get(kind)
 
 
 def _reasoning(fields: Fields) -> bool:

@@ -1,7 +1,7 @@
 """Reading the fields of a request, checked: a RefusedError names field, limit and value."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn, TypeAlias, cast
 
 from treadle_core.tickets import Json
@@ -99,6 +99,10 @@ class Fields:
         """Whatever it holds; None where it is absent."""
         self._read.add(name)
         return self._body.get(name)
+
+    def stated(self, names: Set[str]) -> list[str]:
+        """Those of the names that are not absent, sorted."""
+        return sorted(name for name in names & self._body.keys() if self._body[name] is not None)
 
     def object(self, name: str) -> Object | None:
         """An object, if any."""

@@ -43,6 +43,7 @@ class Generate:
     """Wire of the token endpoint. It does not stream."""
 
     name = "generate"
+    refusal = staticmethod(openai_refusal)
 
     def ask(self, body: Mapping[str, Json], headers: Mapping[str, str]) -> TokenAsk:
         """What a request asks; names of `headers` are lower-case. Raises RefusedError."""
@@ -86,10 +87,6 @@ class Generate:
             "kv_transfer_params": None,
             "usage": usage_of(reply.usage),
         }
-
-    def refusal(self, error: RefusedError) -> tuple[int, dict[str, str], dict[str, Json]]:
-        """Status, headers and body."""
-        return openai_refusal(error)
 
 
 def _token_ids(stated: Sequence[Json]) -> NDArray[np.int32]:

@@ -1,36 +1,33 @@
-"""Images in requests: by data URI or by content reference, never by address.
-
-A picture is not decoded here: its header says what it is and how large it would be.
-"""
+"""Images in requests: by data URI or by content reference, never by address."""
 
 import base64
 import binascii
 import re
-from hashlib import sha256
 
+from treadle_agents.images.headers import NotAnImageError
+from treadle_agents.images.picture import Picture
+from treadle_core.media import MAX_MEDIUM_BYTES, MEDIA_TYPES
 from treadle_gateway.conversation import Image
 from treadle_gateway.errors import RefusedError
-from treadle_gateway.wires.headers import NotAnImageError, measured
 
-MAX_BYTES = 20 * 1024 * 1024
+MAX_BYTES = MAX_MEDIUM_BYTES
 """Of one image, decoded from base64."""
-MAX_PIXELS = 32 * 1024 * 1024
-"""Width times height of one frame."""
-MAX_FRAMES = 8
 MAX_IMAGES = 256
 """Of one request."""
 
 _REFERENCE = re.compile(r"treadle:sha256:([0-9a-f]{64})")
 _DATA = re.compile(r"data:([a-zA-Z0-9.+/-]{1,64})(?:;[a-zA-Z0-9=._-]{1,64})*;base64,", re.ASCII)
 _ALIASES = {"image/jpg": "image/jpeg"}
-_KINDS = ("image/png", "image/jpeg", "image/webp", "image/gif")
 
 
 class Gallery:
     """The images of one request; each content once."""
 
     def __init__(self) -> None:
-        self.media: dict[str, bytes] = {}
+        self.media: dict[str, Picture] = {}
+        """Those whose bytes came, by sha256."""
+        self.references: dict[str, str] = {}
+        """By sha256, the field of each that was referred to."""
         self._count = 0
 
     def from_url(self, url: str, field: str) -> Image:
@@ -41,6 +38,7 @@ class Gallery:
         self._charge(field)
         reference = _REFERENCE.fullmatch(url)
         if reference:
+            self.references.setdefault(reference.group(1), field)
             return Image(reference.group(1), "")
         head = _DATA.match(url)
         if head is None:
@@ -61,8 +59,8 @@ class Gallery:
 
     def _kept(self, media_type: str, data: str, field: str) -> Image:
         kind = _ALIASES.get(media_type.lower(), media_type.lower())
-        if kind not in _KINDS:
-            raise _refused(field, f"one of {', '.join(_KINDS)}; not {media_type[:64]}")
+        if kind not in MEDIA_TYPES:
+            raise _refused(field, f"one of {', '.join(MEDIA_TYPES)}; not {media_type[:64]}")
         if len(data) > MAX_BYTES // 3 * 4 + 4:
             raise RefusedError(
                 "too_large", f"{field}: expected an image of at most {MAX_BYTES} bytes", field=field
@@ -72,18 +70,14 @@ class Gallery:
         except (binascii.Error, ValueError):
             raise _refused(field, "base64") from None
         try:
-            size = measured(content, max_frames=MAX_FRAMES)
+            picture = Picture.of(content)
         except NotAnImageError as error:
             raise _refused(field, f"an image: {error}") from None
-        if size.kind != kind:
-            raise _refused(field, f"{kind}, as it says; its bytes are {size.kind}")
-        if size.width * size.height > MAX_PIXELS:
-            raise _refused(field, f"at most {MAX_PIXELS} pixels; not {size.width} x {size.height}")
-        if size.frames > MAX_FRAMES:
-            raise _refused(field, f"at most {MAX_FRAMES} frames; not more")
-        digest = sha256(content).hexdigest()
-        self.media[digest] = content
-        return Image(digest, kind)
+        found = picture.medium.media_type
+        if found != kind:
+            raise _refused(field, f"{kind}, as it says; its bytes are {found}")
+        self.media[picture.medium.sha256] = picture
+        return Image(picture.medium.sha256, kind)
 
 
 def _refused(field: str, expected: str) -> RefusedError:

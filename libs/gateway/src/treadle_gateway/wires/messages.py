@@ -41,7 +41,9 @@ from treadle_gateway.wires.tools import (
     chosen,
     kind_name,
     tools_of,
+    unmet,
 )
+from treadle_gateway.wires.wire import Begun
 
 
 class Messages:
@@ -49,6 +51,7 @@ class Messages:
 
     name = "messages"
     call_prefix = "toolu_"
+    refusal = staticmethod(anthropic_refusal)
 
     def ask(self, body: Mapping[str, Json], headers: Mapping[str, str]) -> Ask:
         fields = Fields(body)
@@ -57,18 +60,20 @@ class Messages:
         reader = _Reader()
         messages = reader.system(fields) + reader.messages(fields)
         tools = reader.tools(fields)
+        choice = _choice(fields, tools)
         return Ask(
             model=fields.model(),
             messages=messages,
             tools=tools,
-            choice=_choice(fields, tools),
+            choice=choice,
             wanted=wanted(fields, stop="stop_sequences", schema=_schema(fields)),
             max_tokens=room(fields, "max_tokens"),
             reasoning=_reasoning(fields),
             stream=fields.flag("stream", default=False),
             identity=identity(headers),
-            ignored=fields.unread() + tuple(reader.dropped),
+            ignored=fields.unread() + tuple(reader.dropped) + unmet(choice, tools),
             media=reader.gallery.media,
+            references=reader.gallery.references,
         )
 
     def reply(self, ask: Ask, reply: Reply) -> dict[str, Json]:
@@ -98,19 +103,8 @@ class Messages:
             "usage": usage_of(reply.usage.prompt, reply.usage.cached, reply.usage.sampled),
         }
 
-    def stream(
-        self,
-        ask: Ask,
-        *,
-        id: str,  # noqa: A002
-        created: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-    ) -> MessagesStream:
-        return MessagesStream(ask, id, prompt_tokens, cached_tokens)
-
-    def refusal(self, error: RefusedError) -> tuple[int, dict[str, str], dict[str, Json]]:
-        return anthropic_refusal(error)
+    def stream(self, ask: Ask, begun: Begun) -> MessagesStream:
+        return MessagesStream(ask, begun.id, begun.prompt_tokens, begun.cached_tokens)
 
 
 def counted(prompt_tokens: int) -> dict[str, Json]:
@@ -275,7 +269,7 @@ class _Reader:
         return tools_of(offered)
 
 
-_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "named"}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "required"}
 
 
 def _choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
@@ -286,9 +280,9 @@ def _choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     mode = _CHOICES.get(str(kind))
     if mode is None:
         refuse("tool_choice.type", "auto, any, tool or none", kind)
-    name = as_name(stated.get("name"), "tool_choice.name") if mode == "named" else ""
+    names = (as_name(stated.get("name"), "tool_choice.name"),) if kind == "tool" else ()
     parallel = stated.get("disable_parallel_tool_use") is not True
-    return chosen(mode, name, tools, parallel=parallel)
+    return chosen(mode, names, tools, parallel=parallel)
 
 
 def _schema(fields: Fields) -> Mapping[str, Json] | None:

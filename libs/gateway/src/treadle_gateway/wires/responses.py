@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from treadle_core.tickets import Json
-from treadle_gateway.conversation import Ask, Message, Reply, Text, Tool, ToolChoice
+from treadle_gateway.conversation import Ask, Message, Reply, Text, Tool
 from treadle_gateway.errors import RefusedError
-from treadle_gateway.wires.fields import Fields, Object, as_array, as_name, as_object, refuse
+from treadle_gateway.wires.fields import Fields, Object, as_array, as_name, as_object
 from treadle_gateway.wires.identity import identity
 from treadle_gateway.wires.refusals import openai_refusal
 from treadle_gateway.wires.responses_input import ItemReader
@@ -17,7 +17,8 @@ from treadle_gateway.wires.responses_output import (
 )
 from treadle_gateway.wires.responses_stream import ResponsesStream
 from treadle_gateway.wires.sampling import refuse_denied, room, schema_of, wanted
-from treadle_gateway.wires.tools import Offered, chosen, kind_name, tools_of
+from treadle_gateway.wires.tools import Offered, kind_name, openai_choice, tools_of, unmet
+from treadle_gateway.wires.wire import Begun
 
 _STATEFUL = {
     "previous_response_id": (
@@ -34,6 +35,7 @@ class Responses:
 
     name = "responses"
     call_prefix = "call_"
+    refusal = staticmethod(openai_refusal)
 
     def ask(self, body: Mapping[str, Json], headers: Mapping[str, str]) -> Ask:
         fields = Fields(body)
@@ -42,19 +44,21 @@ class Responses:
         reader = ItemReader()
         messages = _instructions(fields) + reader.messages(fields.raw("input"))
         tools, dropped = _tools(fields)
+        choice = openai_choice(fields, tools, _inner)
         text = fields.object("text") or {}
         return Ask(
             model=fields.model(),
             messages=tuple(messages),
             tools=tools,
-            choice=_choice(fields, tools),
+            choice=choice,
             wanted=wanted(fields, schema=schema_of(text.get("format"), "text.format")),
             max_tokens=room(fields, "max_output_tokens"),
             reasoning=(fields.object("reasoning") or {}).get("effort") != "none",
             stream=fields.flag("stream", default=False),
             identity=identity(headers),
-            ignored=fields.unread() + dropped,
+            ignored=fields.unread() + dropped + unmet(choice, tools),
             media=reader.gallery.media,
+            references=reader.gallery.references,
         )
 
     def reply(self, ask: Ask, reply: Reply) -> dict[str, Json]:
@@ -67,19 +71,8 @@ class Responses:
             usage=reply.usage,
         )
 
-    def stream(
-        self,
-        ask: Ask,
-        *,
-        id: str,  # noqa: A002
-        created: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-    ) -> ResponsesStream:
-        return ResponsesStream(ask, id, created)
-
-    def refusal(self, error: RefusedError) -> tuple[int, dict[str, str], dict[str, Json]]:
-        return openai_refusal(error)
+    def stream(self, ask: Ask, begun: Begun) -> ResponsesStream:
+        return ResponsesStream(ask, begun.id, begun.created)
 
 
 def _refuse_state(fields: Fields) -> None:
@@ -124,18 +117,6 @@ def _offer(
         dropped.append(kind_name(kind))
 
 
-def _choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
-    parallel = fields.flag("parallel_tool_calls", default=True)
-    stated = fields.raw("tool_choice")
-    if stated is None:
-        return ToolChoice(parallel=parallel)
-    if isinstance(stated, str):
-        return chosen(stated, "", tools, parallel=parallel)
-    choice = as_object(stated, "tool_choice")
-    kind = choice.get("type")
-    if kind == "allowed_tools":
-        return chosen(str(choice.get("mode")), "", tools, parallel=parallel)
-    if kind not in ("function", "custom"):
-        refuse("tool_choice.type", "function, custom or allowed_tools", kind)
-    name = as_name(choice.get("name"), "tool_choice.name")
-    return chosen("named", name, tools, parallel=parallel)
+def _inner(stated: Object, _: str) -> Json:
+    """What an object of any kind says stands in itself."""
+    return dict(stated)

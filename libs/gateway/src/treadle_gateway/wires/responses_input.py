@@ -12,6 +12,7 @@ from treadle_gateway.conversation import Message, Part, Role, Text, ToolCall
 from treadle_gateway.errors import RefusedError
 from treadle_gateway.wires.fields import Object, as_array, as_name, as_object, as_text, refuse
 from treadle_gateway.wires.images import Gallery
+from treadle_gateway.wires.parts import parts_of
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user"}
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -64,7 +65,7 @@ class ItemReader:
             self._calls.append(_call(item, field))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             call_id = as_name(item.get("call_id"), f"{field}.call_id")
-            parts = self._read(item.get("output"), f"{field}.output")
+            parts = parts_of(item.get("output"), f"{field}.output", self._part)
             self._flush()
             self._found.append(Message("tool", parts, call_id=call_id))
         elif isinstance(kind, str) and kind in _STATEFUL:
@@ -77,7 +78,7 @@ class ItemReader:
     def _message(self, item: Object, field: str) -> None:
         role = item.get("role")
         if role == "assistant":
-            parts = self._read(item.get("content"), f"{field}.content")
+            parts = parts_of(item.get("content"), f"{field}.content", self._part)
             thought = _THOUGHT.fullmatch("".join(p.text for p in parts if isinstance(p, Text)))
             self._begin(item, thinks=thought is not None)
             if thought:
@@ -88,7 +89,7 @@ class ItemReader:
         known = _ROLES.get(str(role))
         if known is None:
             refuse(f"{field}.role", "system, developer, user or assistant", role)
-        parts = self._read(item.get("content"), f"{field}.content")
+        parts = parts_of(item.get("content"), f"{field}.content", self._part)
         self._flush()
         self._found.append(Message(known, parts))
 
@@ -118,18 +119,6 @@ class ItemReader:
                 )
             )
         self._thoughts, self._parts, self._calls, self._reply = [], [], [], ""
-
-    def _read(self, content: Json, field: str) -> tuple[Part, ...]:
-        """Content as a string or as parts; null, "" and absent are no parts."""
-        if content is None:
-            return ()
-        if isinstance(content, str):
-            return (Text(content),) if content else ()
-        found = [
-            self._part(as_object(part, f"{field}.{at}"), f"{field}.{at}")
-            for at, part in enumerate(as_array(content, field))
-        ]
-        return tuple(part for part in found if part is not None)
 
     def _part(self, part: Object, field: str) -> Part | None:
         kind = part.get("type")

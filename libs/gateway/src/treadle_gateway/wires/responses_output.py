@@ -149,10 +149,14 @@ def response(
 
 
 def _choice_of(ask: Ask) -> Json:
-    if ask.choice.mode != "named":
-        return ask.choice.mode
-    custom = ask.choice.name in custom_tools(ask)
-    return {"type": "custom" if custom else "function", "name": ask.choice.name}
+    mode, custom = ask.choice.mode, custom_tools(ask)
+    named: list[Json] = [
+        {"type": "custom" if name in custom else "function", "name": name}
+        for name in ask.choice.names
+    ]
+    if mode == "required" and len(named) == 1:
+        return named[0]
+    return {"type": "allowed_tools", "mode": mode, "tools": named} if named else mode
 
 
 def usage_of(usage: Usage) -> dict[str, Json]:

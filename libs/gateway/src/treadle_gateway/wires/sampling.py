@@ -36,14 +36,12 @@ _UNSUPPORTED: Mapping[str, tuple[Json, ...]] = {
 
 def refuse_denied(fields: Fields) -> None:
     """Raises RefusedError, naming the field, where one of them may not be there."""
-    for name in sorted(_DENIED):
-        if fields.raw(name) is not None:
-            raise RefusedError(
-                "invalid", f"{name}: not allowed here", field=name, code="unsupported_parameter"
-            )
-    for name, neutral in _UNSUPPORTED.items():
-        value = fields.raw(name)
-        if value is not None and value not in neutral:
+    for name in fields.stated(_DENIED):
+        raise RefusedError(
+            "invalid", f"{name}: not allowed here", field=name, code="unsupported_parameter"
+        )
+    for name in fields.stated(_UNSUPPORTED.keys()):
+        if fields.raw(name) not in _UNSUPPORTED[name]:
             raise RefusedError(
                 "invalid", f"{name}: not supported here", field=name, code="unsupported_parameter"
             )

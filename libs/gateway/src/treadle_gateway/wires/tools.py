@@ -1,13 +1,23 @@
 """Tools that clients offer, whatever their wire calls the fields."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, cast
 
 from treadle_core.tickets import Json
 from treadle_gateway.conversation import Tool, ToolChoice
 from treadle_gateway.errors import RefusedError
-from treadle_gateway.wires.fields import MAX_NAME, as_object, as_text, refuse, shown
+from treadle_gateway.wires.fields import (
+    MAX_NAME,
+    Fields,
+    Object,
+    as_array,
+    as_name,
+    as_object,
+    as_text,
+    refuse,
+    shown,
+)
 from treadle_gateway.wires.schemas import check_schema
 
 MAX_TOOLS = 128
@@ -23,12 +33,7 @@ NO_PARAMETERS: Mapping[str, Json] = {"type": "object", "properties": {}}
 """Of a tool that states none."""
 
 
-_MODES: tuple[Literal["auto", "none", "required", "named"], ...] = (
-    "auto",
-    "none",
-    "required",
-    "named",
-)
+_MODES: tuple[Literal["auto", "none", "required"], ...] = ("auto", "none", "required")
 
 
 def tools_of(offered: Iterable[Offered]) -> tuple[Tool, ...]:
@@ -59,18 +64,65 @@ def _tool(field: str, name: Json, description: Json, schema: Json, namespace: st
     return Tool(name, said, parameters, namespace)
 
 
-def chosen(mode: str, name: str, tools: tuple[Tool, ...], *, parallel: bool) -> ToolChoice:
+def chosen(
+    mode: str, names: tuple[str, ...], tools: tuple[Tool, ...], *, parallel: bool
+) -> ToolChoice:
     """What is to be called; `mode` in our words. Raises RefusedError where it is not there."""
-    if mode in ("required", "named") and not tools:
+    if mode == "required" and not tools:
         raise RefusedError(
             "invalid", "tool_choice: expected tools to choose from, got none", field="tool_choice"
         )
-    if mode == "named" and name not in {tool.name for tool in tools}:
-        refuse("tool_choice", "the name of a tool that is offered", name)
+    offered = {tool.name for tool in tools}
+    for name in names:
+        if name not in offered:
+            refuse("tool_choice", "the name of a tool that is offered", name)
     for known in _MODES:
         if known == mode:
-            return ToolChoice(known, name, parallel)
+            return ToolChoice(known, names, parallel)
     return refuse("tool_choice", "auto, none, required or a tool", mode)
+
+
+def openai_choice(
+    fields: Fields, tools: tuple[Tool, ...], inner: Callable[[Object, str], Json]
+) -> ToolChoice:
+    """What is to be called, in OpenAI's words.
+
+    `inner` gives what an object says of a kind: itself, or what stands in it under that name.
+    """
+    parallel = fields.flag("parallel_tool_calls", default=True)
+    stated = fields.raw("tool_choice")
+    if stated is None:
+        return ToolChoice(parallel=parallel)
+    if isinstance(stated, str):
+        return chosen(stated, (), tools, parallel=parallel)
+    stated = as_object(stated, "tool_choice")
+    if stated.get("type") != "allowed_tools":
+        return chosen("required", (_named(stated, "tool_choice", inner),), tools, parallel=parallel)
+    allowed = as_object(inner(stated, "allowed_tools"), "tool_choice.allowed_tools")
+    names = tuple(
+        _named(as_object(each, f"tool_choice.tools.{at}"), f"tool_choice.tools.{at}", inner)
+        for at, each in enumerate(as_array(allowed.get("tools"), "tool_choice.tools"))
+    )
+    return chosen(str(allowed.get("mode")), names, tools, parallel=parallel)
+
+
+def _named(stated: Object, field: str, inner: Callable[[Object, str], Json]) -> str:
+    kind = stated.get("type")
+    if kind not in ("function", "custom"):
+        refuse(f"{field}.type", "function, custom or allowed_tools", kind)
+    named = as_object(inner(stated, str(kind)), f"{field}.{kind}")
+    return as_name(named.get("name"), f"{field}.name")
+
+
+def unmet(choice: ToolChoice, tools: tuple[Tool, ...]) -> tuple[str, ...]:
+    """Wishes about calls that nothing enforces, to be named among what was ignored.
+
+    To hold a policy to them that may also call nothing would shape all that it says.
+    """
+    if choice.mode != "auto" or not tools:
+        return ()
+    wishes = {"parallel_tool_calls": not choice.parallel, "allowed_tools": bool(choice.names)}
+    return tuple(name for name, stated in wishes.items() if stated)
 
 
 def arguments_of(value: Json, field: str) -> str:

@@ -1,11 +1,24 @@
 """What every wire can do; pure functions over JSON."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from treadle_core.tickets import Json
 from treadle_gateway.conversation import Ask, Event, Reply
 from treadle_gateway.errors import RefusedError
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What is known of a reply before it is said; as it will be in the reply."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Those of them that the session had seen before."""
 
 
 class Stream(Protocol):
@@ -57,16 +70,8 @@ class Wire(Protocol):
         """A whole reply."""
         ...
 
-    def stream(
-        self,
-        ask: Ask,
-        *,
-        id: str,  # noqa: A002
-        created: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-    ) -> Stream:
-        """A stream for one reply; `id` and `created` are those that the reply will have."""
+    def stream(self, ask: Ask, begun: Begun) -> Stream:
+        """A stream for one reply."""
         ...
 
     def refusal(self, error: RefusedError) -> tuple[int, dict[str, str], dict[str, Json]]:

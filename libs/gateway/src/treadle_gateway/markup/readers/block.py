@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from treadle_gateway.conversation import Tool
+from treadle_gateway.markup.readers.rules import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +78,12 @@ class CallFormat(Protocol):
 
     def block(self, tools: Mapping[str, Tool], *, bare: bool) -> Block:
         """A reader of one block; `tools` by the name that the policy knows."""
+        ...
+
+    def grammar(self, tools: Mapping[str, Tool], tokens: Tokens, *, several: bool) -> str:
+        """Rules for calls of `tools`, by name, as the format is read; they may use `SPACE`.
+
+        `calls`: one call, or with `several` any number; with `bare` the rule `bare` too: the same
+        without the marker.
+        """
         ...

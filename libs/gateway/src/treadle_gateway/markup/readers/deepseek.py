@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 from treadle_gateway.conversation import Tool
 from treadle_gateway.markup.readers.block import Argued, Block, Ended, Named, Step
+from treadle_gateway.markup.readers.rules import (
+    Tokens,
+    arguments,
+    either,
+    marker,
+    one_or_more,
+    quoted,
+)
 
 _BEGINS = "<｜tool▁call▁begin｜>"
 _SEPARATES = "<｜tool▁sep｜>"
@@ -26,6 +34,20 @@ class DeepSeek:
     def block(self, tools: Mapping[str, Tool], *, bare: bool) -> Block:
         del tools, bare
         return _Calls()
+
+    def grammar(self, tools: Mapping[str, Tool], tokens: Tokens, *, several: bool) -> str:
+        opens, closes = marker(tokens, self.opens), marker(tokens, self.closes)
+        begins, separates, ends = (marker(tokens, each) for each in (_BEGINS, _SEPARATES, _ENDS))
+        fence, fenced = quoted("\n```json\n"), quoted("\n```")
+        said = [
+            f'"function" {separates} {quoted(name)} {fence} {arguments(tool)} {fenced}'
+            for name, tool in tools.items()
+        ]
+        said += [f"{quoted(name)} {separates} {arguments(tool)}" for name, tool in tools.items()]
+        return (
+            f"calls: {opens} {one_or_more('call', 'SPACE?', several=several)} SPACE? {closes}\n"
+            f"call: {begins} {either(said)} {ends}"
+        )
 
 
 class _Calls:

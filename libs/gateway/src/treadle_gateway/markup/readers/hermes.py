@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from treadle_gateway.conversation import Tool
 from treadle_gateway.markup.readers.block import Block
 from treadle_gateway.markup.readers.json_calls import JsonCalls
+from treadle_gateway.markup.readers.rules import Tokens, either, json_call, marker, one_or_more
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +22,11 @@ class Hermes:
     def block(self, tools: Mapping[str, Tool], *, bare: bool) -> Block:
         del tools, bare
         return JsonCalls()
+
+    def grammar(self, tools: Mapping[str, Tool], tokens: Tokens, *, several: bool) -> str:
+        opens, closes = marker(tokens, self.opens), marker(tokens, self.closes)
+        call = either(json_call(name, tool, "arguments") for name, tool in tools.items())
+        return (
+            f"calls: {one_or_more('block', 'SPACE?', several=several)}\n"
+            f"block: {opens} SPACE? {call} SPACE? {closes}"
+        )

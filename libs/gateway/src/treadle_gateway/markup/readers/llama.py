@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from treadle_gateway.conversation import Tool
 from treadle_gateway.markup.readers.block import Block, Step
 from treadle_gateway.markup.readers.json_calls import JsonCalls, unquoted
+from treadle_gateway.markup.readers.rules import Tokens, either, json_call, marker, one_or_more
 
 _NAME = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
@@ -23,6 +24,14 @@ class Llama:
 
     def block(self, tools: Mapping[str, Tool], *, bare: bool) -> Block:
         return _Bare(tools) if bare else JsonCalls()
+
+    def grammar(self, tools: Mapping[str, Tool], tokens: Tokens, *, several: bool) -> str:
+        between = 'SPACE? ";" SPACE?'
+        return (
+            f"calls: {marker(tokens, self.opens)} SPACE? bare\n"
+            f"bare: {one_or_more('call', between, several=several)}\n"
+            f"call: {either(json_call(name, tool, 'parameters') for name, tool in tools.items())}"
+        )
 
 
 class _Bare:

@@ -6,9 +6,19 @@ from dataclasses import dataclass
 from treadle_gateway.conversation import Tool
 from treadle_gateway.markup.readers.block import Argued, Block, Ended, Named, Step
 from treadle_gateway.markup.readers.json_calls import JsonCalls
+from treadle_gateway.markup.readers.rules import (
+    Tokens,
+    arguments,
+    either,
+    json_call,
+    marker,
+    one_or_more,
+    quoted,
+)
 
 _ARGUMENTS = "[ARGS]"
 _ID = "[CALL_ID]"
+_OWN_ID = "OWN: /[a-zA-Z0-9]{9}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,20 @@ class Mistral:
     def block(self, tools: Mapping[str, Tool], *, bare: bool) -> Block:
         del tools, bare
         return _Calls()
+
+    def grammar(self, tools: Mapping[str, Tool], tokens: Tokens, *, several: bool) -> str:
+        opens, between = marker(tokens, self.opens), 'SPACE? "," SPACE?'
+        own = '("," SPACE? "\\"id\\":" SPACE? "\\"" OWN "\\"")?'
+        call = either(json_call(name, tool, "arguments", own) for name, tool in tools.items())
+        array = one_or_more("call", between, several=several)
+        rules = [f'array: {opens} SPACE? "[" SPACE? {array} SPACE? "]"', f"call: {call}", _OWN_ID]
+        if _ARGUMENTS not in tokens:
+            return "\n".join(["calls: array", *rules])
+        own = f"({marker(tokens, _ID)} OWN)?" if _ID in tokens else ""
+        behind = f"{own} {marker(tokens, _ARGUMENTS)}"
+        named = either(f"{quoted(name)} {behind} {arguments(each)}" for name, each in tools.items())
+        others = one_or_more("named", "", several=several)
+        return "\n".join([f"calls: array | {others}", f"named: {opens} {named}", *rules])
 
 
 class _Calls:

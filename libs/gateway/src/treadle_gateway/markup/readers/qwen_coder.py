@@ -8,11 +8,26 @@ from typing import Any, cast
 
 from treadle_gateway.conversation import Tool
 from treadle_gateway.markup.readers.block import Argued, Block, Ended, Named, Step
+from treadle_gateway.markup.readers.rules import (
+    Tokens,
+    either,
+    marker,
+    one_or_more,
+    quoted,
+    value,
+)
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _PARAMETER = re.compile(
     r"<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>|\n?(?=<parameter=)|\n?</function>|\Z)", re.S
 )
+
+
+_WORDS = (
+    "words[lazy]: WORDS\n"
+    r"WORDS: /(?s:.*)\n<\/parameter>/ & ~/(?s:.*)(<parameter=|<\/?function|<\/?tool_call>)(?s:.*)/"
+)
+"""Plain text as the value of a parameter, up to its end; no tag that would end it earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,14 @@ class QwenCoder:
     def block(self, tools: Mapping[str, Tool], *, bare: bool) -> Block:
         del bare
         return _Tags(tools)
+
+    def grammar(self, tools: Mapping[str, Tool], tokens: Tokens, *, several: bool) -> str:
+        opens, closes = marker(tokens, self.opens), marker(tokens, self.closes)
+        function = either(_function_rule(name, tool) for name, tool in tools.items())
+        return (
+            f"calls: {one_or_more('block', 'SPACE?', several=several)}\n"
+            f"block: {opens} SPACE? {function} SPACE? {closes}\n{_WORDS}"
+        )
 
 
 class _Tags:
@@ -68,6 +91,34 @@ def _types(tool: Tool | None) -> dict[str, Any]:
         for name, each in named.items()
         if isinstance(each, Mapping)
     }
+
+
+def _function_rule(name: str, tool: Tool) -> str:
+    """A call: the parameters that the schema names, in its order, those that it requires at least.
+
+    Of a text only the choices that there are for it are held to, not its pattern or length.
+    """
+    parameters: Mapping[str, Any] = tool.parameters
+    required: Any = parameters.get("required", ())
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    properties: Mapping[str, Any] = parameters.get("properties", {})
+    written = [
+        f"({_parameter_rule(each, {**shared, **schema})} SPACE?){'' if each in required else '?'}"
+        for each, schema in properties.items()
+        if isinstance(schema, Mapping)
+    ]
+    opens, closes = quoted(f"<function={name}>"), quoted("</function>")
+    return f"{opens} SPACE? {' '.join(written)} {closes}"
+
+
+def _parameter_rule(name: str, schema: Mapping[str, Any]) -> str:
+    opens, closes = quoted(f"<parameter={name}>\n"), quoted("\n</parameter>")
+    if schema.get("type") not in ("string", ["string"]):
+        return f"{opens} {value(schema)} {closes}"
+    choices: Any = [schema["const"]] if "const" in schema else schema.get("enum")
+    if choices is None:
+        return f"{opens} words"
+    return f"{opens} {either(quoted(str(each)) for each in choices)} {closes}"
 
 
 def _value(said: str, kind: Any) -> Any:
