@@ -86,6 +86,7 @@ async def play(world: World, client: Client, folder: Path) -> dict[str, Any]:
         "seconds": round(ended.seconds, 1),
         "turns": len(calls),
         "segments": len(captured.segments),
+        "trained_tokens": sum(segment.num_trained for segment in captured.segments),
         "done": done.is_file() and done.read_text() == SAID and ended.ok,
         "exact": bool(calls) and is_exact(calls, captured.segments),
         "counts": {name: count for name, count in captured.counts.items() if count},
@@ -156,7 +157,9 @@ def measure(found: dict[str, dict[str, Any]]) -> Iterator[Measure]:
         failed = [client for client, result in found.items() if not result[what]]
         value = total - len(failed)
         yield Measure(name, value, "clients", f"== {total}", {"failed": failed} if failed else {})
-    yield Measure("clients_turns", sum(each["turns"] for each in found.values()), "turns", "none")
+    for name, unit in (("turns", "turns"), ("trained_tokens", "tokens"), ("seconds", "s")):
+        value = round(sum(each[name] for each in found.values()), 1)
+        yield Measure(f"clients_{name}", value, unit)
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import pytest_asyncio
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from treadle_core.tickets import Sampling, Ticket
-from treadle_rollout.adapters.worker_pool import WorkerPool
+from treadle_rollout.adapters.worker_pool import AgentPool
 from treadle_rollout.adapters.worker_process import WorkerSettings
 
 AGENTS = Path(__file__).parent / "bad_agents.py"
@@ -30,8 +30,8 @@ def tokenizer(tmp_path_factory: Any) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def running_pool(settings: WorkerSettings, workers: int = 1) -> AsyncGenerator[WorkerPool]:
-    pool = WorkerPool(settings, workers)
+async def running_pool(settings: WorkerSettings, workers: int = 1) -> AsyncGenerator[AgentPool]:
+    pool = AgentPool(settings, workers)
     await pool.start()
     supervised = asyncio.create_task(pool.run())
     try:
@@ -62,13 +62,13 @@ def pool_of(tokenizer: Path, tmp_path: Path) -> Callable[..., Any]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pools(
     tokenizer: Path, tmp_path_factory: Any
-) -> AsyncGenerator[Callable[[str], Awaitable[WorkerPool]]]:
+) -> AsyncGenerator[Callable[[str], Awaitable[AgentPool]]]:
     """One running pool a class of bad_agents.py, for all tests of a module."""
-    found: dict[str, WorkerPool] = {}
+    found: dict[str, AgentPool] = {}
     log = tmp_path_factory.mktemp("logs") / "agents.log"
     async with contextlib.AsyncExitStack() as stack:
 
-        async def pool_of(agent: str) -> WorkerPool:
+        async def pool_of(agent: str) -> AgentPool:
             if agent not in found:
                 name = f"{AGENTS}:{agent}"
                 settings = WorkerSettings(tokenizer, name, {}, places=16, log=log, cancel_s=0.2)

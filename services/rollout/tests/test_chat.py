@@ -25,7 +25,7 @@ from treadle_rollout.adapters.gateway_sessions import GatewaySessions
 from treadle_rollout.adapters.memory_experience import MemoryExperience
 from treadle_rollout.adapters.script import Asked
 from treadle_rollout.adapters.scripted import ScriptedEngine
-from treadle_rollout.adapters.worker_pool import WorkerPool
+from treadle_rollout.adapters.worker_pool import AgentPool
 from treadle_rollout.adapters.worker_process import WorkerSettings
 from treadle_rollout.attempts import AttemptRunner, AttemptSettings
 from treadle_rollout.conformance.tiny_model import TinyModel, tiny_config
@@ -113,7 +113,7 @@ def rig(folder: Path, tmp_path: Path) -> Callable[..., Any]:
             worker = WorkerSettings(
                 folder / "tokenizer.json", f"{AGENTS}:{agent}", {}, 8, tmp_path / "agents.log", 0.2
             )
-            pool = WorkerPool(worker, 1)
+            pool = AgentPool(worker, 1)
             await pool.start()
         terms, worth = SessionTerms(), Worth(failure_reward)
         player = (

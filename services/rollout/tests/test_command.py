@@ -10,6 +10,8 @@ from treadle_agents.chat_agent import ChatContext
 from treadle_agents.failures import EpisodeError
 from treadle_core.tickets import Sampling
 from treadle_rollout.adapters.commanded import Command
+from treadle_rollout.adapters.container import ContainerTerms
+from treadle_rollout.adapters.kubernetes_job import ClusterTerms
 
 pytestmark = pytest.mark.processes
 
@@ -116,3 +118,43 @@ async def test_files_of_a_task_stay_in_its_folder(name) -> None:
 def test_a_command_has_one_judge(told) -> None:
     with pytest.raises(ValueError, match="either reward or grader"):
         Command(["true"], **told)
+
+
+async def test_words_name_fields_of_the_task_and_the_folder_of_the_run(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    agent = Command([*python("import sys; print(sys.argv[1:])"), "$here", "$n"], grader="exact")
+
+    result = await agent.run(context(n=[7], answer=str([str(tmp_path), "[7]"])))
+
+    assert result.reward == 1
+
+
+async def test_a_grader_may_have_an_event_loop_of_its_own() -> None:
+    agent = Command(python("print('def f(): return 2')"), grader="python_tests")
+
+    assert (await agent.run(context(tests="assert f() == 2"))).reward == 1
+
+
+async def test_a_link_of_a_folder_leads_to_no_answer(tmp_path) -> None:
+    (tmp_path / "secret").write_text("42")
+    code = f"import os; os.symlink({json.dumps(str(tmp_path))}, 'out')"
+    agent = Command(python(code), grader="number", answer="out/secret")
+
+    assert (await agent.run(context(answer=42))).reward == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"command": []}, "a program and its words"),
+        ({"command": ["true"], "container": ContainerTerms()}, "expected with image"),
+        ({"command": ["true"], "cluster": ClusterTerms()}, "expected with job"),
+        ({"job": "job.yaml", "answer": "out.txt"}, "expected none with a job"),
+    ],
+    ids=["nothing", "a-container-without-image", "a-cluster-without-job", "a-file-of-a-job"],
+)
+def test_terms_of_a_form_come_with_it(told, why) -> None:
+    with pytest.raises(ValueError, match=why):
+        Command(reward="status", **told)

@@ -1,6 +1,5 @@
 import contextlib
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,48 +8,17 @@ from treadle_agents.chat_agent import ChatContext
 from treadle_agents.failures import EpisodeError
 from treadle_core.tickets import Sampling
 from treadle_rollout.frames import (
-    MAX_FRAME,
+    FRAMING,
     AgentKind,
-    FrameError,
     Say,
-    Unpacker,
     context_from_json,
     context_to_json,
     failure_of,
-    ids_of,
     kind_of,
     outcome_of,
-    pack,
+    shown_of,
 )
-
-
-@given(st.lists(st.tuples(st.sampled_from(Say), st.binary(max_size=40))), st.data())
-def test_frames_survive_however_the_stream_is_cut(frames: list, data: st.DataObject) -> None:
-    stream = b"".join(pack(say, raw) for say, raw in frames)
-    unpacker, found = Unpacker(), []
-    while stream:
-        size = data.draw(st.integers(1, len(stream)))
-        found += unpacker.feed(stream[:size])
-        stream = stream[size:]
-    assert found == [(say, [raw]) for say, raw in frames]
-
-
-@given(st.binary(max_size=60))
-def test_whatever_a_worker_sends_is_frames_or_a_frame_error(data: bytes) -> None:
-    framed = len(data).to_bytes(4, "little") + data
-    for stream in (data, framed):
-        try:
-            for say, fields in Unpacker().feed(stream):
-                assert isinstance(say, Say)
-                assert isinstance(fields, list)
-        except FrameError:
-            pass
-
-
-def test_a_frame_that_claims_too_much_is_refused_before_it_is_read() -> None:
-    with pytest.raises(FrameError, match=f"at most {MAX_FRAME} bytes, got {MAX_FRAME + 1}"):
-        list(Unpacker().feed((MAX_FRAME + 1).to_bytes(4, "little")))
-
+from treadle_runtime.workers.framing import FrameError
 
 JUNK = st.recursive(
     st.none()
@@ -66,9 +34,9 @@ JUNK = st.recursive(
 
 @given(st.lists(JUNK, max_size=5))
 def test_whatever_a_worker_reports_is_an_outcome_or_a_failure_of_its_episode(fields: list) -> None:
-    fields = msgpack.unpackb(msgpack.packb(fields), strict_map_key=False)
+    ((_, fields),) = FRAMING.unpacker().feed(FRAMING.pack(Say.ENDED, *fields))
     assert isinstance(failure_of(fields), EpisodeError)
-    for read in (ids_of, outcome_of):
+    for read in (shown_of, outcome_of):
         with contextlib.suppress(EpisodeError):
             read(fields)
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from treadle_rollout.frames import Say, Unpacker, pack
+from treadle_rollout.frames import FRAMING, Say
+from treadle_runtime.workers.framing import Unpacker
 
 pytestmark = pytest.mark.processes
 
 AGENTS = Path(__file__).parent / "bad_agents.py"
-RUNS = "import treadle_rollout.worker as w; w.STALLED_S, w.BEAT_S = 0.5, 0.1; w.main()"
+RUNS = "import treadle_rollout.worker as w; w.STALLED_S = 1.0; w.main()"
 
 
 def test_a_worker_imports_nothing_heavy() -> None:
@@ -39,13 +40,13 @@ def worker(tokenizer: Path) -> Iterator[tuple[socket.socket, subprocess.Popen[st
         )
         theirs.close()
         ours.settimeout(20)
-        ours.sendall(pack(Say.START, str(tokenizer), f"{AGENTS}:ChosenLater", "{}", 4))
+        ours.sendall(FRAMING.pack(Say.START, str(tokenizer), f"{AGENTS}:ChosenLater", "{}", 4))
         yield ours, process
         process.kill()
         process.communicate()
 
 
-def hear(line: socket.socket, unpacker: Unpacker) -> list[Any]:
+def hear(line: socket.socket, unpacker: Unpacker[Say]) -> list[Any]:
     while data := line.recv(65536):
         if frames := list(unpacker.feed(data)):
             return frames
@@ -54,11 +55,13 @@ def hear(line: socket.socket, unpacker: Unpacker) -> list[Any]:
 
 def test_a_worker_whose_loop_is_held_says_by_whom_and_ends(worker: Any) -> None:
     line, process = worker
-    unpacker = Unpacker()
+    unpacker = FRAMING.unpacker()
     assert hear(line, unpacker) == [(Say.READY, ["env"])]
-    line.sendall(pack(Say.PLAY, 0, json.dumps({"prompt": "c", "do": "blocks"}), 64, 8))
-    assert hear(line, unpacker) == [(Say.EXTEND, [0, b"\x04\0\0\0"])]
-    line.sendall(pack(Say.SAMPLED, 0, b"\x01\0\0\0", False))
+    line.sendall(
+        FRAMING.pack(Say.PLAY, 0, json.dumps({"prompt": "c", "do": "blocks"}), 64, 8, None)
+    )
+    assert hear(line, unpacker) == [(Say.EXTEND, [0, b"\x04\0\0\0", [], []])]
+    line.sendall(FRAMING.pack(Say.SAMPLED, 0, b"\x01\0\0\0", False))
     said, _ = process.communicate(timeout=20)
     assert process.returncode == 1
     assert 'bad_agents.py", line' in said
@@ -75,7 +78,7 @@ def test_a_worker_whose_loop_is_held_says_by_whom_and_ends(worker: Any) -> None:
 )
 def test_a_worker_ends_when_its_replica_is_gone_or_talks_nonsense(worker: Any, sent: bytes) -> None:
     line, process = worker
-    assert hear(line, Unpacker()) == [(Say.READY, ["env"])]
+    assert hear(line, FRAMING.unpacker()) == [(Say.READY, ["env"])]
     line.sendall(sent)
     line.shutdown(socket.SHUT_WR)
     process.communicate(timeout=20)

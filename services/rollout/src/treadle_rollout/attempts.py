@@ -12,13 +12,15 @@ from opentelemetry.context import Context
 from treadle_agents.failures import EpisodeError
 from treadle_agents.loop import Outcome
 from treadle_core.episodes import FailureClass, Segment
-from treadle_core.errors import Kind, TreadleError
+from treadle_core.errors import InvalidFieldError, Kind, TreadleError
+from treadle_core.media import Medium
 from treadle_core.tickets import Ticket
 from treadle_payloads.codec import encode_payload
+from treadle_payloads.media import put_medium
 from treadle_payloads.store import INLINE_LIMIT, PayloadStore
-from treadle_rollout.core.results import Verdict, result_of, verdict
-from treadle_rollout.players import Player
-from treadle_rollout.ports import AgentsLostError, Attempt, Experience, Failure
+from treadle_rollout.core.results import Verdict, result_of, shown, verdict
+from treadle_rollout.players import Played, Player
+from treadle_rollout.ports import AgentsLostError, Attempt, Experience, Failure, Result
 from treadle_runtime import telemetry
 from treadle_runtime.failpoints import failpoint
 
@@ -71,7 +73,7 @@ class AttemptRunner:
         ) as span:
             traceparent = telemetry.traceparent(span)
             try:
-                segments, outcome = await self._play(ticket)
+                played, media = await self._play(ticket)
             except AgentsLostError as error:
                 log.info("episode %s is handed back: %s", ticket.episode_id, error)
                 handed = await self._deliver(partial(self.experience.hand_back, [attempt]))
@@ -79,13 +81,13 @@ class AttemptRunner:
             except EpisodeError as error:
                 failure = Failure(error.failure_class, error.message, traceparent)
                 return await self._fail(attempt, failure)
-            ended = await self._complete(attempt, segments, outcome, traceparent)
+            ended = await self._complete(attempt, played, media, traceparent)
         if ended == "completed" and self.on_completed:
-            self.on_completed(ticket, segments, outcome)
+            self.on_completed(ticket, played.segments, played.outcome)
         return ended
 
-    async def _play(self, ticket: Ticket) -> tuple[tuple[Segment, ...], Outcome]:
-        """Raises EpisodeError or AgentsLostError."""
+    async def _play(self, ticket: Ticket) -> tuple[Played, Mapping[Medium, bytes]]:
+        """What came of it, and what its segments show. Raises EpisodeError or AgentsLostError."""
         try:
             played = await self.player.play(ticket)
         except TreadleError as error:
@@ -98,30 +100,30 @@ class AttemptRunner:
         if not played.segments:
             message = "the agent ended the episode before the policy said anything"
             raise EpisodeError(FailureClass.ENVIRONMENT, message)
-        return played.segments, played.outcome
+        try:
+            return played, shown(played.segments, played.media)
+        except InvalidFieldError as error:
+            message = f"the bytes of what the policy was shown are not there: {error.message}"
+            raise EpisodeError(FailureClass.INFRASTRUCTURE, message) from error
 
     async def _complete(
-        self,
-        attempt: Attempt,
-        segments: tuple[Segment, ...],
-        outcome: Outcome,
-        traceparent: str,
+        self, attempt: Attempt, played: Played, media: Mapping[Medium, bytes], traceparent: str
     ) -> str:
-        data = encode_payload(segments)
+        data = encode_payload(played.segments)
         result = result_of(
-            segments,
-            outcome,
+            played.segments,
+            played.outcome,
             data=data,
             traceparent=traceparent,
+            media=media,
             inline_bytes=self.settings.inline_bytes,
         )
 
         async def complete() -> None:
             failpoint("rollout.complete.before_payload")
             report = result
-            if result.inline is None:
-                put = partial(self.payloads.put, data, holder=attempt.episode_id)
-                report = replace(result, payload=await asyncio.to_thread(put))
+            if result.inline is None or media:
+                report = await asyncio.to_thread(self._stored, attempt, result, data, media)
             failpoint("rollout.complete.before_report")
             await self.experience.complete(attempt, report)
             failpoint("rollout.complete.after_report")
@@ -134,6 +136,16 @@ class AttemptRunner:
         message = f"the ledger refused the result: {refused.reason}: {refused.message}"
         failure = Failure(FailureClass.INFRASTRUCTURE, message, traceparent)
         return await self._fail(attempt, failure)
+
+    def _stored(
+        self, attempt: Attempt, result: Result, data: bytes, media: Mapping[Medium, bytes]
+    ) -> Result:
+        """Puts what does not travel with the report, media first; says where it lies. Blocks."""
+        put = partial(put_medium, store=self.payloads, holder=attempt.episode_id)
+        result = replace(result, media=tuple(put(medium, each) for medium, each in media.items()))
+        if result.inline is not None:
+            return result
+        return replace(result, payload=self.payloads.put(data, holder=attempt.episode_id))
 
     async def _fail(self, attempt: Attempt, failure: Failure) -> str:
         log.info("episode %s failed: %s", attempt.episode_id, failure.message)

@@ -5,11 +5,14 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from treadle_core.episodes import MAX_REWARD
+from treadle_core.media import MAX_MEDIA
+from treadle_gateway.capture.labels import LABELS
 from treadle_runtime.config import Addresses, Config, ServiceConfig
 from treadle_runtime.plugins import PluginConfig, of_group
+from treadle_runtime.spelling import did_you_mean
 
 EXTERNAL = "external"
 """The agent that nobody plays here."""
@@ -35,16 +38,31 @@ class GatewayConfig(Config):
     other_sampling: Literal["refuse", "untrained", "recipe"] = "refuse"
     """What becomes of a request whose sampling is not the recipe's: refused with the parameter's
     name; sampled so and not trained on; sampled as the recipe says. All are counted."""
+    trained: list[str] = Field(default=list(LABELS), min_length=1)
+    """Labels of the turns that are trained, of `treadle_gateway.capture.labels.LABELS`; the tokens
+    of the others are context."""
     max_requests: int = Field(default=512, ge=1)
     """Requests of an episode; more are refused."""
     max_concurrent: int = Field(default=32, ge=1)
     """Requests of an episode that run at once; more are refused for now."""
     max_sampled: int = Field(default=10_000_000, ge=1)
     """Tokens that an episode may sample."""
+    max_images: int = Field(default=MAX_MEDIA, ge=0, le=MAX_MEDIA)
+    """Images that an episode may show the policy, each content once; more are refused."""
+    max_image_bytes: int = Field(default=128 * 1024 * 1024, ge=0)
+    """Bytes of these images together."""
     run_token_file: Path | None = None
     """File with the token by which clients take episodes of agent `external`."""
     run_token_env: str = ""
     """Environment variable with that token."""
+
+    @field_validator("trained")
+    @classmethod
+    def _known_labels(cls, labels: list[str]) -> list[str]:
+        for label in labels:
+            if label not in LABELS:
+                raise ValueError(f"no label {label!r}{did_you_mean(label, LABELS)}")
+        return labels
 
     @model_validator(mode="after")
     def _of_one_mind(self) -> Self:

@@ -1,35 +1,30 @@
-"""What a replica and its agent workers say to each other over a socket: framed msgpack lists.
+"""What a replica and its agent workers say to each other.
 
-A frame is its length as uint32, little-endian, then one msgpack list whose first element is a Say.
 Token ids travel as the bytes of an int32 array. A worker runs code that is not ours, so what it
 sends is data: bounded, and checked by whoever reads it.
 """
 
-import asyncio
 import dataclasses
 import json
-import struct
-from collections.abc import Iterator
 from enum import IntEnum, StrEnum
 from typing import Any, cast
 
-import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from treadle_agents.chat_agent import ChatContext
 from treadle_agents.failures import EpisodeError
+from treadle_agents.images.headers import NotAnImageError
+from treadle_agents.images.picture import Picture
+from treadle_agents.images.placeholders import Shown
 from treadle_agents.loop import Outcome
 from treadle_core.episodes import Episode, FailureClass, Termination
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import MediumSpan, check_media, check_spans
 from treadle_core.tickets import Sampling
+from treadle_runtime.workers.framing import FrameError, Framing
 
-MAX_FRAME = 64 * 1024 * 1024
-"""Most bytes of one frame."""
 MAX_MESSAGE = 4096
 """Most characters of a failure's message."""
-
-_LENGTH = struct.Struct("<I")
 
 
 class Say(IntEnum):
@@ -42,9 +37,10 @@ class Say(IntEnum):
     REFUSED = 2
     """From the worker: they cannot; message."""
     PLAY = 3
-    """To the worker: key, task as JSON, max_context, max_turns."""
+    """To the worker: key, task as JSON, max_context, max_turns, fields of an ImageRule or None."""
     EXTEND = 4
-    """From the worker: key, ids to show the policy; it waits for SAMPLED."""
+    """From the worker: key, ids to show the policy, where images are in them, bytes of these
+    images; it waits for SAMPLED."""
     SAMPLED = 5
     """To the worker: key, sampled ids, whether the turn was cut short."""
     ENDED = 6
@@ -68,66 +64,7 @@ class AgentKind(StrEnum):
     """The agent does, and talks to the gateway: CONVERSE."""
 
 
-class FrameError(Exception):
-    """The peer sent what is no frame."""
-
-
-def pack(say: Say, *fields: Any) -> bytes:
-    """One frame. Raises FrameError when it is too long."""
-    body = cast("bytes", msgpack.packb([int(say), *fields]))
-    if len(body) > MAX_FRAME:
-        raise FrameError(f"frame {say.name}: expected at most {MAX_FRAME} bytes, got {len(body)}")
-    return _LENGTH.pack(len(body)) + body
-
-
-class Unpacker:
-    """Cuts a byte stream into frames."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[Say, list[Any]]]:
-        """Yields the frames that are complete. Raises FrameError at the first bad one."""
-        self._rest += data
-        start = 0
-        while len(self._rest) - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._rest, start)
-            if size > MAX_FRAME:
-                raise FrameError(f"a frame: expected at most {MAX_FRAME} bytes, got {size}")
-            end = start + _LENGTH.size + size
-            if len(self._rest) < end:
-                break
-            yield _parse(bytes(self._rest[start + _LENGTH.size : end]))
-            start = end
-        del self._rest[:start]
-
-
-class Packer:
-    """Writes frames to a transport; those of one turn of the loop in one piece."""
-
-    def __init__(self, transport: asyncio.WriteTransport) -> None:
-        self._transport = transport
-        self._waiting: list[bytes] = []
-
-    def send(self, say: Say, *fields: Any) -> None:
-        """Sends a frame soon; a transport that is closed swallows it. Raises FrameError."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._waiting.append(pack(say, *fields))
-
-    def flush(self) -> None:
-        """Writes what waits."""
-        if self._waiting and not self._transport.is_closing():
-            self._transport.write(b"".join(self._waiting))
-        self._waiting.clear()
-
-
-def _parse(body: bytes) -> tuple[Say, list[Any]]:
-    try:
-        message = cast("list[Any]", msgpack.unpackb(body))
-        return Say(message[0]), message[1:]
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
-        raise FrameError(f"not a frame: {error}") from error
+FRAMING = Framing(Say, max_bytes=64 * 1024 * 1024)
 
 
 def kind_of(fields: list[Any]) -> AgentKind:
@@ -136,7 +73,7 @@ def kind_of(fields: list[Any]) -> AgentKind:
         case [str(kind)] if kind in set(AgentKind):
             return AgentKind(kind)
         case _:
-            raise FrameError("expected the kind of the agents")
+            raise FrameError(limit="the kind of the agents", value="something else")
 
 
 def context_to_json(context: ChatContext) -> str:
@@ -152,13 +89,29 @@ def context_from_json(text: str) -> ChatContext:
     return ChatContext(**said, sampling=Sampling(**sampling, logit_bias=biases))
 
 
-def ids_of(fields: list[Any]) -> NDArray[np.int32]:
-    """Token ids of EXTEND. Raises EpisodeError where there are none."""
+def shown_to_list(shown: Shown) -> list[Any]:
+    """Fields of EXTEND, without its key."""
+    spans = [[span.sha256, span.start, span.length] for span in shown.media]
+    images = [each.data for each in shown.pictures.values()]
+    return [shown.token_ids.astype("<i4", copy=False).tobytes(), spans, images]
+
+
+def shown_of(fields: list[Any]) -> Shown:
+    """What EXTEND shows, checked. Raises EpisodeError where it is nothing to show."""
     match fields:
-        case [bytes(raw)] if len(raw) % 4 == 0:
-            return np.frombuffer(raw, "<i4").astype(np.int32, copy=False)
+        case [bytes(raw), list(), list()] if len(raw) % 4 == 0:
+            spans, images = cast("list[list[Any]]", fields[1:])
+            ids = np.frombuffer(raw, "<i4").astype(np.int32, copy=False)
         case _:
-            raise _broken("token ids")
+            raise _broken("token ids and images")
+    try:
+        pictures = [Picture.of(image) for image in images]
+        media = tuple(MediumSpan(*span) for span in spans)
+        check_spans(media, np.zeros(ids.size, np.bool_))
+        check_media([each.medium for each in pictures], [media])
+    except (TypeError, InvalidFieldError, NotAnImageError) as error:
+        raise _broken(f"images where they are said to be ({error})") from error
+    return Shown(ids, media, {each.medium.sha256: each for each in pictures})
 
 
 def outcome_of(fields: list[Any]) -> Outcome:

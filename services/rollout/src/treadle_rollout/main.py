@@ -1,6 +1,7 @@
 """Runs the rollout service: `python -m treadle_rollout.main --config FILE`."""
 
 import asyncio
+import os
 import time
 import uuid
 from collections.abc import Callable
@@ -34,6 +35,7 @@ REPORT_S = 2.0
 async def main(cfg: RolloutConfig) -> None:
     """Serves until the run is complete or the process is told to stop."""
     replica_id = f"rollout-{uuid.uuid4().hex[:12]}"
+    os.environ["TREADLE_RUN"] = cfg.run.id  # workers name it where they start something elsewhere
     pool = await agents_of(cfg)
     engine: Engine = plugins.build(
         "treadle.engines", cfg.engine, model=cfg.run.model, slots=cfg.slots, seed=cfg.run.seed

@@ -5,19 +5,19 @@ What is common to all: a ticket goes in; what the policy said and what it was wo
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from treadle_agents.chat_agent import ChatContext
 from treadle_agents.failures import EpisodeError
+from treadle_agents.images.picture import Picture
+from treadle_agents.images.placeholders import Shown
 from treadle_agents.loop import Outcome
 from treadle_agents.record import Generated, Recorder
 from treadle_core.episodes import FailureClass, Segment, Termination
+from treadle_core.media import MAX_MEDIA, Medium
 from treadle_core.tickets import Sampling, Ticket
 from treadle_gateway.terms import (
     Access,
@@ -46,6 +46,8 @@ class Played:
     outcome: Outcome
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
     """What happened in its session, by name; empty where it had none."""
+    media: Mapping[Medium, bytes] = field(default_factory=dict[Medium, bytes])
+    """The bytes of what the segments show; others may be among them."""
 
 
 log = logging.getLogger(__name__)
@@ -112,20 +114,24 @@ class EnvPlayer:
             max_context=self.engine.max_context,
             max_turns=self.max_turns,
             deadline_s=ticket.deadline_s,
+            images=self.engine.images,
         )
         try:
             try:
                 outcome = await self.agents.play(job, recorder.extend)
             except EpisodeError as error:
                 outcome = self.worth.of(error)
-            return Played(recorder.segments(trainable=not ticket.evaluation), outcome)
+            segments = recorder.segments(trainable=not ticket.evaluation)
+            return Played(segments, outcome, media=_media(recorder.pictures))
         finally:
             self.engine.release(session)
 
     async def _generate(
-        self, episode: str, session: str, prompt: NDArray[np.int32], sampling: Sampling
+        self, episode: str, session: str, prompt: Shown, sampling: Sampling
     ) -> Generated:
-        request = GenerationRequest(session, prompt, sampling, episode)
+        request = GenerationRequest(
+            session, prompt.token_ids, sampling, episode, prompt.media, prompt.pictures
+        )
         with telemetry.tracer().start_as_current_span("turn") as span:
             made = await self.engine.generate(request)
             span.set_attribute("treadle.version", int(made.policy_version.max(initial=0)))
@@ -142,6 +148,10 @@ class SessionTerms:
     """Requests that run at once."""
     max_sampled: int = 10_000_000
     """Tokens that the policy samples, over the whole session."""
+    max_images: int = MAX_MEDIA
+    """Images that it is shown, each content once."""
+    max_image_bytes: int = 128 * 1024 * 1024
+    """Of these together."""
 
     def of(self, ticket: Ticket) -> SessionSpec:
         """What the session of a ticket is opened with."""
@@ -153,6 +163,8 @@ class SessionTerms:
             max_requests=self.max_requests,
             max_concurrent=self.max_concurrent,
             max_sampled=self.max_sampled,
+            max_images=self.max_images,
+            max_image_bytes=self.max_image_bytes,
         )
 
 
@@ -270,4 +282,8 @@ def _played(captured: Captured, outcome: Outcome | None) -> Played:
         counts["no_reward"] = 1
         reason = captured.outcome.no_reward if captured.outcome else ""
         log.info("a session ended without a reward: %s", reason or "nobody gave one")
-    return Played(captured.segments, whole, counts)
+    return Played(captured.segments, whole, counts, _media(captured.pictures))
+
+
+def _media(pictures: Iterable[Picture]) -> dict[Medium, bytes]:
+    return {each.medium: each.data for each in pictures}

@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle_agents.chat_agent import ChatContext
+from treadle_agents.images.picture import Picture
+from treadle_agents.images.placeholders import ImageRule, Shown
 from treadle_agents.loop import Outcome
 from treadle_agents.record import Generated
 from treadle_core.episodes import FailureClass, Termination
+from treadle_core.media import Medium, MediumSpan
 from treadle_core.tickets import Json, Sampling, Ticket
 from treadle_gateway import terms
 from treadle_gateway.terms import Access, Captured, SessionSpec
@@ -33,6 +36,10 @@ class GenerationRequest:
     sampling: Sampling
     episode: str = ""
     """The episode that the session is an attempt at; empty for none."""
+    media: tuple[MediumSpan, ...] = ()
+    """Where images are in the prompt, ascending: each a run of the model's placeholder."""
+    pictures: Mapping[str, Picture] = field(default_factory=dict[str, Picture])
+    """These images by sha256, perhaps with others of the session."""
 
 
 Heard = Callable[[Generated], None]
@@ -68,6 +75,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def images(self) -> ImageRule | None:
+        """How many tokens it takes an image for; None: it reads no images."""
+        ...
+
+    @property
     def layout(self) -> Layout:
         """Which rectangle of which tensor lies where in `arrival`."""
         ...
@@ -86,6 +98,7 @@ class Engine(Protocol):
 
         Raises:
             InvalidFieldError: a field is outside its limits, or none that the engine honours.
+            UnsupportedImageError: the prompt shows images, and the engine reads none.
             ContextOverflowError: the prompt leaves no room for a token.
             NonFiniteLogprobError: a sampled token has no finite log-probability.
         """
@@ -151,6 +164,8 @@ class Result:
     """Of the episode's segments."""
     inline: bytes | None
     """The payload itself; None where it lies in the payload store."""
+    media: tuple[Medium, ...] = ()
+    """What the segments show, each content once, in the order in which it was first shown."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     turn_rewards: tuple[float, ...] = ()
     traceparent: str = ""
@@ -265,6 +280,8 @@ class Job:
     max_turns: int
     deadline_s: float
     """Wall-clock seconds after which the episode has failed."""
+    images: ImageRule | None = None
+    """How many tokens the engine takes an image for; None: it reads none."""
 
 
 class AgentsLostError(Exception):
@@ -279,10 +296,8 @@ class Agents(Protocol):
         """Episodes that could start now."""
         ...
 
-    async def play(
-        self, job: Job, extend: Callable[[NDArray[np.int32]], Awaitable[Generated]]
-    ) -> Outcome:
-        """Plays one episode; `extend` shows the policy further ids and samples a turn.
+    async def play(self, job: Job, extend: Callable[[Shown], Awaitable[Generated]]) -> Outcome:
+        """Plays one episode; `extend` shows the policy more and samples a turn.
 
         Cancelling the call ends the episode.
 

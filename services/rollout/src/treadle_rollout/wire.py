@@ -13,6 +13,7 @@ from treadle_core.ids import checked_id
 from treadle_core.tickets import Json, Sampling, Ticket
 from treadle_gateway import terms
 from treadle_gateway.terms import Access, SessionSpec
+from treadle_payloads.media import medium_to_wire
 from treadle_payloads.outcomes import FAILURE_CLASSES, TERMINATIONS
 from treadle_rollout.core.replica import ReplicaState
 from treadle_rollout.ports import (
@@ -91,6 +92,7 @@ def result_to_wire(result: Result) -> episode_pb2.EpisodeResult:
             node=result.payload.node,
             epoch=result.payload.epoch,
         ),
+        media=map(medium_to_wire, result.media),
     )
     if result.reward is not None:
         message.reward = result.reward

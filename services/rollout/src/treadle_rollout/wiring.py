@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from treadle_core.errors import InvalidFieldError
 from treadle_gateway.settings import GatewaySettings
-from treadle_gateway.worker_process import GatewayStartError
 from treadle_rollout.adapters.gateway_sessions import GatewaySessions
-from treadle_rollout.adapters.worker_pool import WorkerPool
-from treadle_rollout.adapters.worker_process import WorkerSettings, WorkerStartError
+from treadle_rollout.adapters.worker_pool import AgentPool
+from treadle_rollout.adapters.worker_process import WorkerSettings
 from treadle_rollout.config import EXTERNAL, GatewayConfig, RolloutConfig
 from treadle_rollout.frames import AgentKind
 from treadle_rollout.players import (
@@ -21,6 +20,7 @@ from treadle_rollout.players import (
 )
 from treadle_rollout.ports import Engine
 from treadle_runtime import plugins
+from treadle_runtime.workers.process import WorkerStartError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Cast:
     """Who plays."""
 
     player: Player
-    pool: WorkerPool | None
+    pool: AgentPool | None
     """Agents of ours."""
     sessions: GatewaySessions | None
     """Where agents talk to the policy."""
 
     @property
-    def supervised(self) -> list[WorkerPool | GatewaySessions]:
+    def supervised(self) -> list[AgentPool | GatewaySessions]:
         """What runs beside the episodes."""
         return [each for each in (self.pool, self.sessions) if each is not None]
 
@@ -51,7 +51,7 @@ class Cast:
         }
 
 
-async def agents_of(cfg: RolloutConfig) -> WorkerPool | None:
+async def agents_of(cfg: RolloutConfig) -> AgentPool | None:
     """Agents that are ready to play; None where nobody plays here.
 
     Raises PluginError where they cannot be.
@@ -68,7 +68,7 @@ async def agents_of(cfg: RolloutConfig) -> WorkerPool | None:
         places=-(-cfg.slots // cfg.workers),
         log=cfg.run.dir / "logs" / "agents.log",
     )
-    pool = WorkerPool(settings, cfg.workers)
+    pool = AgentPool(settings, cfg.workers)
     try:
         await pool.start()
     except WorkerStartError as error:
@@ -77,7 +77,7 @@ async def agents_of(cfg: RolloutConfig) -> WorkerPool | None:
 
 
 async def cast_of(
-    cfg: RolloutConfig, pool: WorkerPool | None, engine: Engine, on_tokens: Callable[[int], None]
+    cfg: RolloutConfig, pool: AgentPool | None, engine: Engine, on_tokens: Callable[[int], None]
 ) -> Cast:
     """A gateway that serves, where one is wanted, and who plays.
 
@@ -119,15 +119,23 @@ async def _gateway(
         insecure_dev=cfg.run.insecure_dev,
         run_token=run_token,
         other_sampling=gateway.other_sampling,
+        trained=frozenset(gateway.trained),
         supported=engine.samplings,
+        images=engine.images,
     )
     sessions = GatewaySessions(settings, gateway.workers, engine, on_tokens)
     try:
         await sessions.start()
-    except GatewayStartError as error:
+    except WorkerStartError as error:
         raise plugins.PluginError(f"gateway: {error}") from error
     return sessions
 
 
 def _terms(gateway: GatewayConfig) -> SessionTerms:
-    return SessionTerms(gateway.max_requests, gateway.max_concurrent, gateway.max_sampled)
+    return SessionTerms(
+        gateway.max_requests,
+        gateway.max_concurrent,
+        gateway.max_sampled,
+        gateway.max_images,
+        gateway.max_image_bytes,
+    )

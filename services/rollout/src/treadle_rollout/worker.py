@@ -7,18 +7,16 @@ gateway. It ends, with all that its agents started, when the replica is gone.
 
 import asyncio
 import contextlib
-import faulthandler
 import inspect
 import json
 import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,18 +26,20 @@ from numpy.typing import NDArray
 from treadle_agents.chat_agent import ChatAgent
 from treadle_agents.env import Env
 from treadle_agents.failures import EpisodeError, describe
+from treadle_agents.images.placeholders import ImageRule, Shown, placeholder_of
 from treadle_agents.loop import Limits, Outcome, Words, close, converse, make, play
 from treadle_core.episodes import FailureClass
 from treadle_rollout.frames import (
+    FRAMING,
     AgentKind,
-    FrameError,
-    Packer,
     Say,
-    Unpacker,
     context_from_json,
+    shown_to_list,
 )
 from treadle_rollout.words import words_of
 from treadle_runtime.plugins import PluginConfig, factory, load
+from treadle_runtime.workers import program
+from treadle_runtime.workers.framing import FrameError, Packer
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ T = TypeVar("T")
 
 STALLED_S = 30.0
 """A loop that does not turn for so long is held by an agent; the process says where and ends."""
-BEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,17 +62,17 @@ class Episode:
     """One episode of this process."""
 
     key: int
-    packer: Packer
+    packer: Packer[Say]
     task: "asyncio.Task[None] | None" = None
     sampled: "asyncio.Future[Turn] | None" = None
 
-    async def extend(self, observed: Any) -> Turn:
+    async def extend(self, observed: Shown) -> Turn:
         """Asks the replica for a turn."""
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # an agent caught what was to end it
             raise asyncio.CancelledError
         self.sampled = asyncio.get_running_loop().create_future()
-        self.packer.send(Say.EXTEND, self.key, np.asarray(observed, "<i4").tobytes())
+        self.packer.send(Say.EXTEND, self.key, *shown_to_list(observed))
         return await self.sampled
 
 
@@ -81,8 +80,10 @@ class Episode:
 class Host:
     """Runs the episodes that the replica asks for."""
 
-    packer: Packer
+    packer: Packer[Say]
     words: Words
+    model: Path
+    """Folder of the policy, as far as it has to do with words."""
     constructor: Callable[[], Any]
     threads: ThreadPoolExecutor
     _episodes: dict[int, Episode] = field(default_factory=dict[int, Episode], init=False)
@@ -128,13 +129,22 @@ class Host:
                 await close(agent, in_thread=self._in_thread)
 
     async def _play(
-        self, task: str, max_context: int, max_turns: int, agent: Env | ChatAgent, episode: Episode
+        self,
+        task: str,
+        max_context: int,
+        max_turns: int,
+        images: dict[str, int] | None,
+        agent: Env | ChatAgent,
+        episode: Episode,
     ) -> Outcome:
+        words = self.words
+        if images is not None:
+            words = replace(words, placeholder=_placeholder(self.model, ImageRule(**images)))
         return await play(
             _of_kind(agent, Env),
             json.loads(task),
             extend=episode.extend,
-            words=self.words,
+            words=words,
             limits=Limits(max_context, max_turns),
             in_thread=self._in_thread,
         )
@@ -161,7 +171,7 @@ class Line(asyncio.Protocol):
 
     def __init__(self, handle: Callable[[Say, list[Any]], None]) -> None:
         self._handle = handle
-        self._unpacker = Unpacker()
+        self._unpacker = FRAMING.unpacker()
 
     def data_received(self, data: bytes) -> None:
         for say, fields in self._unpacker.feed(data):
@@ -184,6 +194,9 @@ def agent_of(name: str, parameters: dict[str, Any], model: Path) -> Callable[[],
     takes_model = "model" in inspect.signature(load(group, name)).parameters
     provided = {"model": model} if takes_model else {}
     return factory(group, PluginConfig(name=name, **{**provided, **parameters}))
+
+
+_placeholder = cache(placeholder_of)
 
 
 def _of_kind(agent: Env | ChatAgent, kind: type[T]) -> T:
@@ -214,10 +227,10 @@ async def serve(line: socket.socket) -> None:
         elif say is Say.START:
             started.set_result(fields)
         else:
-            raise FrameError(f"expected START first, got {say.name}")
+            raise FrameError(limit="START first", value=say.name)
 
     transport, _ = await loop.create_connection(lambda: Line(handle), sock=line)
-    packer = Packer(transport)
+    packer = FRAMING.packer(transport)
     tokenizer, name, parameters, places = await started
     try:
         constructor = agent_of(name, json.loads(parameters), Path(tokenizer).parent)
@@ -230,20 +243,15 @@ async def serve(line: socket.socket) -> None:
         packer.flush()
         transport.close()
     else:
-        host = Host(packer, words, constructor, ThreadPoolExecutor(places, "agent"))
+        threads = ThreadPoolExecutor(places, "agent")
+        host = Host(packer, words, Path(tokenizer).parent, constructor, threads)
         packer.send(Say.READY, kind.value)
-    while True:
-        faulthandler.dump_traceback_later(STALLED_S, exit=True)
-        await asyncio.sleep(BEAT_S)
+    await program.stay(STALLED_S)
 
 
 def main() -> None:
-    """Takes the socket and serves; the socket is not for what agents start."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s agents %(levelname)s %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)  # noqa: FBT003
-    asyncio.run(serve(socket.socket(fileno=descriptor)))
+    """Takes the socket and serves."""
+    program.run("agents", serve)
     end_group()
 
 

@@ -1,154 +1,155 @@
-"""Agent `command`: a command line is the agent, in whatever language, unmodified."""
+"""Agent `command`: a program is the agent, in whatever language, unmodified."""
 
+import asyncio
 import json
-import os
+import re
 import string
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from treadle_agents.chat_agent import ChatAgent, ChatContext
 from treadle_agents.env import Result
-from treadle_agents.failures import EpisodeError
-from treadle_agents.processes import Ended, run_tree
-from treadle_core.episodes import FailureClass
+from treadle_agents.graders import Grader
+from treadle_agents.processes import Ended
+from treadle_agents.processes.regardless import regardless
 from treadle_core.tickets import Json
+from treadle_rollout.adapters.command_line import CommandLine
+from treadle_rollout.adapters.container import Container, ContainerTerms
+from treadle_rollout.adapters.forms import Form, Given, Left, failed, inside
 from treadle_rollout.adapters.graded import grader_of
+from treadle_rollout.adapters.kubernetes_job import ClusterTerms, KubernetesJob
 
-TASK_FILE, REWARD_FILE = "task.json", "reward.json"
-"""In the folder beside that of the command, which finds them by TREADLE_TASK and TREADLE_REWARD."""
-MAX_REWARD_FILE = 1024 * 1024
-"""Most bytes of a reward file."""
-SHARE = 0.95
-"""Of the time of the episode that the command gets; the rest is for grading."""
-TOLD = 400
-"""Most characters of its output that a failure quotes."""
+SHARE = 0.9
+"""Of the time of the episode that the program gets; the rest is for its removal and for grading."""
+_SESSION = re.compile(r"/s/([^/]+)")
+"""In the base URL."""
 
 
 class Command(ChatAgent):
-    """Agent plugin `command`: runs a command line in a folder of its own, and says its worth.
+    """Agent plugin `command`: runs a program somewhere, and says its worth (docs/commands.md).
 
-    The command finds the policy as any client does: OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL,
+    The program finds the policy as any client does: OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL,
     and the same with ANTHROPIC. Nothing of it outlives the episode.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] = (),
         reward: Literal["status", "file"] | None = None,
         grader: str | dict[str, Any] | None = None,
         answer: str = "",
         environment: Mapping[str, str] | None = None,
+        image: str = "",
+        job: Path | None = None,
+        container: ContainerTerms | None = None,
+        cluster: ClusterTerms | None = None,
     ) -> None:
-        """Says what to run, and what it is worth.
+        """Says what to run, where, and what it is worth.
 
         Args:
-            command: the program and its words; `$name` in a word is the field of the task.
+            command: the program and its words, or what an image's own program is told; `$name` is
+                the field of the task, `$here` the folder that the run was started in.
             reward: `status`: 1 where it exits with 0, else 0. `file`: the number in the JSON file
-                that TREADLE_REWARD names, or its `reward`, with `metrics`; where there is no file
-                there is no reward.
+                that TREADLE_REWARD names, or its `reward`, with `metrics`; none without a file.
             grader: instead, a grader of the answer, as for the agent `grader`.
             answer: file of its folder that holds the answer; empty: what it prints.
-            environment: more variables; it sees PATH, HOME, LANG, those of the policy, and these.
+            environment: more variables that it sees.
+            image: runs in a container of this image, on this host; with `job`, in that Job.
+            job: runs as a Kubernetes Job that this YAML file is a template of.
+            container: engine, network and bounds of containers.
+            cluster: where Jobs run.
 
-        A task may hold `files`, a mapping of names to text, which lie in the folder at the start.
-        Raises ValueError where both or neither of `reward` and `grader` are given.
+        Files of a task (`files`: names and text) lie in the folder at the start. Raises ValueError
+        for terms that do not go together, InvalidFieldError where what is to run it is not there.
         """
         if (reward is None) == (grader is None):
             raise ValueError("command: expected either reward or grader, got both or neither")
-        if not command:
-            raise ValueError("command: expected a program and its words, got none")
+        if job and answer:
+            raise ValueError("answer: expected none with a job, whose files nobody sees")
         self._words = [string.Template(word) for word in command]
         self._reward = reward
         self._grade = None if grader is None else grader_of(grader)
-        self._answer = _inside(answer) if answer else None
+        self._answer = inside(answer) if answer else None
         self._environment = dict(environment or {})
+        self._form = _form(command, image, job, container, cluster)
 
     async def run(self, context: ChatContext) -> Result:
-        with tempfile.TemporaryDirectory(prefix="treadle-command-") as name:
-            aside, folder = Path(name), Path(name) / "work"
-            folder.mkdir()
-            (aside / TASK_FILE).write_text(json.dumps(dict(context.task)))
-            _write(folder, context.task.get("files"))
-            ended = await run_tree(
-                [word.substitute(_texts(context.task)) for word in self._words],
-                environment=self._seen(context, aside),
-                folder=folder,
+        left = await self._form.run(
+            Given(
+                task=context.task,
+                words=tuple(word.substitute(_fields(context.task)) for word in self._words),
+                environment={**_policy(context), **self._environment},
                 deadline_s=SHARE * context.deadline_s,
+                session=found[1] if (found := _SESSION.search(context.base_url)) else "",
+                answer=self._answer,
             )
-            if ended.cut is not None:
-                raise _failed(f"it was ended: {ended.cut}", ended)
-            return self._worth(ended, aside, folder, context.task)
+        )
+        if left.ended.cut is not None:
+            raise failed(f"it was ended: {left.ended.cut}", left.ended)
+        if self._grade is None:
+            return self._worth(left)
+        # A grader may block, and is brought to its end also when nobody waits for it any more.
+        return await regardless(asyncio.to_thread(self._graded, left, context.task))
 
-    def _seen(self, context: ChatContext, aside: Path) -> dict[str, str]:
-        return {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(aside),
-            "LANG": "C.UTF-8",
-            "OPENAI_BASE_URL": context.base_url,
-            "OPENAI_API_KEY": context.api_key,
-            "OPENAI_MODEL": context.model,
-            "ANTHROPIC_BASE_URL": context.anthropic_url,
-            "ANTHROPIC_API_KEY": context.api_key,
-            "ANTHROPIC_MODEL": context.model,
-            "TREADLE_TASK": str(aside / TASK_FILE),
-            "TREADLE_REWARD": str(aside / REWARD_FILE),
-            **self._environment,
-        }
+    def _graded(self, left: Left, task: Mapping[str, Json]) -> Result:
+        answer = left.answer if self._answer else left.ended.output.decode("utf-8", "replace")
+        grade = cast("Grader", self._grade)
+        return Result(reward=grade(answer, task), metrics=_metrics(left.ended))
 
-    def _worth(self, ended: Ended, aside: Path, folder: Path, task: Mapping[str, Json]) -> Result:
-        metrics = {"status": float(ended.status), "command_s": ended.seconds}
+    def _worth(self, left: Left) -> Result:
         if self._reward == "status":
-            return Result(reward=float(ended.ok), metrics=metrics)
-        if self._reward == "file":
-            reward, more = _reported(aside / REWARD_FILE, ended)
-            return Result(reward=reward, metrics={**metrics, **more})
-        answer = ended.output.decode("utf-8", "replace")
-        if self._answer is not None:
-            answer = _text(folder / self._answer)
-        grade = cast("Any", self._grade)
-        return Result(reward=grade(answer, task), metrics=metrics)
+            return Result(reward=float(left.ended.ok), metrics=_metrics(left.ended))
+        reward, more = _reported(left.reward, left.ended)
+        return Result(reward=reward, metrics={**_metrics(left.ended), **more})
 
 
-def _texts(task: Mapping[str, Json]) -> dict[str, str]:
-    """Fields as words: text as it is, and anything else as JSON."""
+def _form(
+    command: Sequence[str],
+    image: str,
+    job: Path | None,
+    container: ContainerTerms | None,
+    cluster: ClusterTerms | None,
+) -> Form:
+    """Raises ValueError for terms of a form that is not meant."""
+    if container and (job or not image):
+        raise ValueError("container: expected with image and without job")
+    if cluster and not job:
+        raise ValueError("cluster: expected with job")
+    if job:
+        return KubernetesJob(job, image, cluster or ClusterTerms())
+    if image:
+        return Container(image, container or ContainerTerms())
+    if not command:
+        raise ValueError("command: expected a program and its words, got none")
+    return CommandLine()
+
+
+def _metrics(ended: Ended) -> dict[str, float]:
+    return {"status": float(ended.status), "command_s": ended.seconds}
+
+
+def _policy(context: ChatContext) -> dict[str, str]:
     return {
-        name: value if isinstance(value, str) else json.dumps(value) for name, value in task.items()
+        "OPENAI_BASE_URL": context.base_url,
+        "OPENAI_API_KEY": context.api_key,
+        "OPENAI_MODEL": context.model,
+        "ANTHROPIC_BASE_URL": context.anthropic_url,
+        "ANTHROPIC_API_KEY": context.api_key,
+        "ANTHROPIC_MODEL": context.model,
     }
 
 
-def _write(folder: Path, files: Json) -> None:
-    """Lays the task's files into the folder of the command."""
-    if files is None:
-        return
-    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-        raise TypeError("task.files: expected a mapping of names to text")
-    for name, text in files.items():
-        path = folder / _inside(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(cast("str", text))
+def _fields(task: Mapping[str, Json]) -> dict[str, str]:
+    """What words may name: text as it is, and anything else as JSON."""
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value) for name, value in task.items()
+    }
+    return {"here": str(Path.cwd()), **texts}
 
 
-def _inside(name: str) -> PurePosixPath:
-    """A path that stays within its folder. Raises ValueError for any other."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"a file: expected a path within the folder, got {name!r}")
-    return path
-
-
-def _text(path: Path) -> str:
-    """The answer in a file of the command; empty where it left none, or only a link."""
-    if path.is_symlink() or not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return file.read(MAX_REWARD_FILE).decode("utf-8", "replace")
-
-
-def _reported(path: Path, ended: Ended) -> tuple[float | None, dict[str, float]]:
+def _reported(text: str, ended: Ended) -> tuple[float | None, dict[str, float]]:
     """Reward and metrics of a reward file. Raises EpisodeError where it is none."""
-    text = _text(path)
     if not text:
         return None, {}
     try:
@@ -156,12 +157,6 @@ def _reported(path: Path, ended: Ended) -> tuple[float | None, dict[str, float]]
         told = cast("dict[str, Any]", said if isinstance(said, dict) else {"reward": said})
         return told["reward"], told.get("metrics", {})
     except (ValueError, LookupError) as error:
-        raise _failed(f"TREADLE_REWARD: expected a number or its object, got {error}", ended) from (
+        raise failed(f"TREADLE_REWARD: expected a number or its object, got {error}", ended) from (
             error
         )
-
-
-def _failed(what: str, ended: Ended) -> EpisodeError:
-    said = (ended.errors or ended.output)[-TOLD:].decode("utf-8", "replace").strip()
-    message = f"command: {what}; after {ended.seconds:.1f} s it had said: {said}"
-    return EpisodeError(FailureClass.ENVIRONMENT, message)

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
 from opentelemetry.context import Context, get_current
 
 from treadle_agents.record import Generated
@@ -24,7 +23,7 @@ from treadle_gateway.terms import (
     UnknownSessionError,
 )
 from treadle_rollout.core.errors import SessionEndedError
-from treadle_rollout.ports import Engine, GenerationRequest
+from treadle_rollout.ports import Engine, GenerationRequest, Heard
 from treadle_runtime import telemetry
 
 _REMEMBERED = 4096
@@ -100,7 +99,7 @@ class GatewaySessions:
         return self._pool.urls
 
     async def start(self) -> None:
-        """Starts every worker. Raises GatewayStartError where one cannot serve."""
+        """Starts every worker. Raises WorkerStartError where one cannot serve."""
         await self._pool.start()
 
     async def run(self) -> None:
@@ -233,27 +232,16 @@ class GatewaySessions:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    async def generate(self, prompt: Prompt) -> AsyncGenerator[Generated]:
-        """As Policy.generate; what the engine says while the caller is busy comes in one piece."""
-        heard: asyncio.Queue[Generated | None] = asyncio.Queue()
-        call = asyncio.ensure_future(self._sample(prompt, heard.put_nowait))
-        call.add_done_callback(lambda _: heard.put_nowait(None))
-        try:
-            while (piece := await heard.get()) is not None:
-                pieces = [piece]
-                while not heard.empty() and (more := heard.get_nowait()) is not None:
-                    pieces.append(more)
-                yield _together(pieces)
-                if call.done() and heard.empty():
-                    break
-            await call
-        finally:
-            call.cancel()
-
-    async def _sample(self, prompt: Prompt, heard: Callable[[Generated], None]) -> None:
+    async def generate(self, prompt: Prompt, heard: Heard) -> None:
+        """Has the engine sample a turn, in the span of its attempt."""
         known = self._open.get(prompt.session)
         request = GenerationRequest(
-            prompt.session, prompt.token_ids, prompt.sampling, known.episode if known else ""
+            prompt.session,
+            prompt.token_ids,
+            prompt.sampling,
+            known.episode if known else "",
+            prompt.media,
+            prompt.pictures,
         )
         context = known.context if known else None
         with telemetry.tracer().start_as_current_span("turn", context=context) as span:
@@ -266,7 +254,7 @@ class GatewaySessions:
                 raise
             span.set_attribute("treadle.version", int(made.policy_version.max(initial=0)))
 
-    def _hear(self, heard: Callable[[Generated], None], piece: Generated) -> None:
+    def _hear(self, heard: Heard, piece: Generated) -> None:
         self.on_tokens(piece.token_ids.size)
         heard(piece)
 
@@ -312,16 +300,3 @@ class GatewaySessions:
         self._ended[session] = outcome
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
-
-
-def _together(pieces: list[Generated]) -> Generated:
-    """Pieces of one turn, in order, as one."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return Generated(
-        token_ids=np.concatenate([piece.token_ids for piece in pieces]),
-        logprobs=np.concatenate([piece.logprobs for piece in pieces]),
-        policy_version=np.concatenate([piece.policy_version for piece in pieces]),
-        context_version=np.concatenate([piece.context_version for piece in pieces]),
-        length=pieces[-1].length,
-    )

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from treadle_agents.failures import describe
+from treadle_agents.images.picture import Picture
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import MediumSpan
 from treadle_rollout.core.errors import ScriptError
 from treadle_rollout.ports import GenerationRequest
 from treadle_runtime import plugins
@@ -28,6 +30,8 @@ class Asked:
     """The whole prompt, [P]."""
     text: str
     """The same as text, special tokens included; empty where the policy has no tokenizer."""
+    images: tuple[tuple[MediumSpan, Picture], ...] = ()
+    """The images in the prompt, in order, each with where it is."""
 
 
 Script: TypeAlias = Callable[[Asked], str | Sequence[int]]
@@ -57,7 +61,8 @@ class Speaker:
         ids, tokenizer = request.token_ids, self._tokenizer
         text = tokenizer.decode(ids.tolist(), skip_special_tokens=False) if tokenizer else ""
         try:
-            answer = self._script(Asked(request.session, request.episode, ids, text))
+            images = tuple((span, request.pictures[span.sha256]) for span in request.media)
+            answer = self._script(Asked(request.session, request.episode, ids, text, images))
         except Exception as error:
             raise ScriptError(describe(error)) from error
         if isinstance(answer, str):

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from treadle_agents.images.placeholders import ImageRule
 from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError
-from treadle_core.tickets import SHAPES, Sampling
+from treadle_core.tickets import CONSTRAINTS, SHAPES, Sampling
 from treadle_rollout.adapters.script import Script, Speaker
 from treadle_rollout.core.errors import (
     EngineClosedError,
@@ -59,6 +60,10 @@ class ScriptedEngine:
     """Takes no weights, whatever is published: every token is as likely as any other."""
     script: Script | str | None = None
     """Takes the place of chance: a function, or where one is: `module:name`, `file.py:name`."""
+    image_tokens: int = 0
+    """Tokens that it takes every image for; 0: it reads no images, unless `image_patch` says so."""
+    image_patch: int = 0
+    """Pixels along a side of the square of an image that it takes a token for; 0: none."""
     fail_every: int = 0
     """Fault on demand: every so many calls one fails with ENGINE_FAULT; 0 for none."""
     non_finite_at: int = 0
@@ -66,6 +71,7 @@ class ScriptedEngine:
     hang_at: int = 0
     """Fault on demand: the call, from 1, that ends only when it is cancelled; 0 for none."""
     non_finite: int = field(default=0, init=False)
+    images: ImageRule | None = field(default=None, init=False)
     layout: Layout = field(init=False)
     arrival: NDArray[np.uint8] = field(init=False)
     served_version: int = field(default=0, init=False)
@@ -89,6 +95,8 @@ class ScriptedEngine:
         self.stop_token_ids = frozenset(_id(token, words) for token in self.stop_tokens)
         if self.script is not None:
             self._speaker = Speaker(self.script, words, vocabulary=self.vocabulary)
+        if self.image_tokens or self.image_patch:
+            self.images = ImageRule(self.image_tokens, self.image_patch or 1, least=1)
         size = self.vocabulary
         self.layout = whole({} if self.weightless else {"bigrams": ("float32", (size, size))})
         self.arrival = np.zeros(self.layout.size(), np.uint8)
@@ -97,8 +105,8 @@ class ScriptedEngine:
 
     @property
     def samplings(self) -> frozenset[str]:
-        """All but schemas; a script says what it says, whatever is asked."""
-        return SHAPES - {"schema"}
+        """All but constraints; a script says what it says, whatever is asked."""
+        return SHAPES - CONSTRAINTS
 
     @property
     def sessions(self) -> frozenset[str]:
@@ -113,6 +121,7 @@ class ScriptedEngine:
             vocabulary=self.vocabulary,
             max_context=self.max_context,
             samplings=self.samplings,
+            images=self.images,
         )
         self._sessions.add(request.session)
         task = asyncio.current_task()

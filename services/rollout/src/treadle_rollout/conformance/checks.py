@@ -9,7 +9,7 @@ import numpy as np
 from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError
 from treadle_core.tickets import Sampling
-from treadle_rollout.conformance import hearing, samplings
+from treadle_rollout.conformance import hearing, images, samplings
 from treadle_rollout.conformance.subject import (
     TOLERANCE,
     Check,
@@ -382,5 +382,6 @@ CHECKS: tuple[Check, ...] = (
     close_fails_what_is_open,
     *hearing.CHECKS,
     *samplings.CHECKS,
+    *images.CHECKS,
 )
 """All that an engine must pass."""

@@ -111,6 +111,7 @@ async def what_is_not_honoured_is_refused(subject: Subject) -> None:
             "repetition_penalty": 0.0,
             "logit_bias": {subject.vocabulary: 1.0},
             "schema": {"type": "nonsense"},
+            "grammar": "nonsense",
         }
         right: dict[str, Any] = {
             "top_p": 0.5,
@@ -122,6 +123,7 @@ async def what_is_not_honoured_is_refused(subject: Subject) -> None:
             "repetition_penalty": 2.0,
             "logit_bias": {1: 1.0},
             "schema": {"type": "object"},
+            "grammar": 'start: "a"',
         }
         for name in sorted(SHAPES):
             chosen = wrong if name in engine.samplings else right

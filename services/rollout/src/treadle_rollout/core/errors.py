@@ -18,6 +18,18 @@ class ContextOverflowError(TreadleError):
         )
 
 
+class UnsupportedImageError(TreadleError):
+    """A prompt shows images to an engine that reads none."""
+
+    kind = Kind.INVALID
+    reason = "UNSUPPORTED_IMAGE"
+
+    def __init__(self, images: int) -> None:
+        super().__init__(
+            f"media: the engine reads no images, got {images}", field="media", limit=0, value=images
+        )
+
+
 class NonFiniteLogprobError(TreadleError):
     """The policy gave a sampled token no finite log-probability; the turn is lost."""
 

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from treadle_agents.images.placeholders import ImageRule
 from treadle_core.errors import InvalidFieldError
+from treadle_core.media import check_spans
 from treadle_core.tickets import Sampling
-from treadle_rollout.core.errors import ContextOverflowError
+from treadle_rollout.core.errors import ContextOverflowError, UnsupportedImageError
 from treadle_rollout.ports import GenerationRequest
 
 MAX_BIASES = 1024
@@ -33,10 +35,12 @@ def check_request(
     vocabulary: int,
     max_context: int,
     samplings: frozenset[str] = frozenset(),
+    images: ImageRule | None = None,
 ) -> None:
-    """Raises InvalidFieldError naming the field, or ContextOverflowError.
+    """Raises InvalidFieldError naming the field, ContextOverflowError, or UnsupportedImageError.
 
-    `samplings` are the optional fields of `Sampling` that the engine honours.
+    `samplings` are the optional fields of `Sampling` that the engine honours; `images` is how many
+    tokens it takes an image for, None where it reads none.
     """
     ids, sampling = request.token_ids, request.sampling
     if ids.ndim != 1 or ids.size == 0 or ids.dtype != np.int32:
@@ -48,6 +52,8 @@ def check_request(
     if low < 0 or high >= vocabulary:
         value = low if low < 0 else high
         raise InvalidFieldError("token_ids", limit=f"0 to {vocabulary - 1}", value=value)
+    if request.media:
+        _check_images(request, images)
     if sampling.max_tokens < 1:
         raise InvalidFieldError("max_tokens", limit=">= 1", value=sampling.max_tokens)
     if not 0 <= sampling.temperature < np.inf:
@@ -55,6 +61,22 @@ def check_request(
         raise InvalidFieldError("temperature", limit=limit, value=sampling.temperature)
     if shaped := sampling.shaped:
         _check_shaped(sampling, shaped, vocabulary, samplings)
+
+
+def _check_images(request: GenerationRequest, images: ImageRule | None) -> None:
+    """Each is there, and takes as many tokens as the engine takes it for."""
+    if images is None:
+        raise UnsupportedImageError(len(request.media))
+    check_spans(request.media, np.zeros(request.token_ids.size, np.bool_))
+    for index, span in enumerate(request.media):
+        picture = request.pictures.get(span.sha256)
+        if picture is None:
+            limit = "an image of the request"
+            raise InvalidFieldError(f"media[{index}].sha256", limit=limit, value=span.sha256)
+        tokens = images.tokens_of(picture.width, picture.height)
+        if span.length != tokens:
+            limit = f"{tokens} tokens for {picture.width} x {picture.height} pixels"
+            raise InvalidFieldError(f"media[{index}].length", limit=limit, value=span.length)
 
 
 def _check_shaped(

@@ -1,6 +1,6 @@
 """What is reported of an attempt, and what a refusal of the report means."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from treadle_agents.loop import Outcome
 from treadle_core.episodes import Segment
 from treadle_core.errors import Kind, TreadleError
+from treadle_core.media import Medium, check_media
 from treadle_payloads.store import INLINE_LIMIT, PayloadReference
 from treadle_rollout.ports import Result
 
@@ -48,9 +49,10 @@ def result_of(
     *,
     data: bytes,
     traceparent: str,
+    media: Iterable[Medium] = (),
     inline_bytes: int = INLINE_LIMIT,
 ) -> Result:
-    """The report of an episode whose segments are serialised as `data`.
+    """The report of an episode whose segments are serialised as `data` and show `media`.
 
     The bytes travel inside it when they are at most `inline_bytes`.
     """
@@ -65,7 +67,21 @@ def result_of(
         traceparent=traceparent,
         payload=PayloadReference.of(data),
         inline=data if len(data) <= inline_bytes else None,
+        media=tuple(media),
     )
+
+
+def shown(segments: Sequence[Segment], media: Mapping[Medium, bytes]) -> dict[Medium, bytes]:
+    """Of `media` those that the segments show, in the order in which they first do.
+
+    Raises InvalidFieldError where one is not there, or they are too many.
+    """
+    by_key = {medium.sha256: medium for medium in media}
+    spans = [segment.media for segment in segments]
+    keys = dict.fromkeys(span.sha256 for each in spans for span in each)
+    found = [by_key[key] for key in keys if key in by_key]
+    check_media(found, spans)
+    return {medium: media[medium] for medium in found}
 
 
 def versions_of(segments: Sequence[Segment]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ def logprobs_of(
 
     Args:
         logits: as the policy gives them, [V].
-        sampling: all its fields but `seed` and `schema`; temperature 0 counts as 1.
+        sampling: all its fields but `seed`, `schema` and `grammar`; temperature 0 counts as 1.
         prompt: [P].
         turn: what was sampled after it, [N].
     """

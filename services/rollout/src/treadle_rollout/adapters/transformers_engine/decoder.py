@@ -193,9 +193,9 @@ class Decoder:
             last = int(self._slots.known[slot]) - 1
             shape = self._slots.shapes.get(slot)
             self._drop(slot)
-            if shape is not None and shape.broken:
-                limit = "one that can be followed"
-                return call, InvalidFieldError("schema", limit=limit, value=shape.broken)
+            if shape is not None and shape.follower is not None and shape.broken:
+                field, limit = shape.follower.field, "one that can be followed"
+                return call, InvalidFieldError(field, limit=limit, value=shape.broken)
             self.counts.non_finite += 1
             return call, NonFiniteLogprobError(
                 version=self.version,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from treadle_agents.record import Generated
 from treadle_core.errors import InvalidFieldError, TreadleError
-from treadle_core.tickets import SHAPES, Sampling
+from treadle_core.tickets import CONSTRAINTS, SHAPES, Sampling
 from treadle_rollout.adapters.transformers_engine.acceptance import accept
 from treadle_rollout.adapters.transformers_engine.decoder import Counts, Decoder
 from treadle_rollout.adapters.transformers_engine.grammar import Grammars
@@ -59,7 +59,7 @@ class TransformersEngine:
     """Engine `transformers`: decodes a Hugging Face model in this process, many calls at once.
 
     Greedy calls (temperature 0) report the log-probability at temperature 1; see `sampling`. It
-    honours every field of `Sampling`, but `schema` only where llguidance is installed.
+    honours every field of `Sampling`, but `schema` and `grammar` only with llguidance.
 
     Args:
         model: Hugging Face model folder.
@@ -114,8 +114,7 @@ class TransformersEngine:
             seed=seed,
         )
         self._grammars = Grammars(folder, self._stops, policy.vocabulary)
-        schemas = self._grammars.available
-        self._samplings = SHAPES if schemas else SHAPES - {"schema"}
+        self._samplings = SHAPES if self._grammars.available else SHAPES - CONSTRAINTS
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._numbers = itertools.count()
         # By the number of what was asked, until it is answered.
@@ -147,6 +146,10 @@ class TransformersEngine:
     def stop_token_ids(self) -> frozenset[int]:
         """Tokens that end a turn."""
         return self._stops
+
+    @property
+    def images(self) -> None:
+        """It reads none."""
 
     @property
     def samplings(self) -> frozenset[str]:
@@ -200,8 +203,7 @@ class TransformersEngine:
             self._heard.pop(call, None)
 
     async def _shape(self, sampling: Sampling) -> Shape:
-        schema = sampling.schema
-        return Shape(sampling, None if schema is None else await self._grammars.follower(schema))
+        return Shape(sampling, await self._grammars.follower(sampling))
 
     def release(self, session: str) -> None:
         """Forgets what is cached for a session; unknown sessions are ignored."""

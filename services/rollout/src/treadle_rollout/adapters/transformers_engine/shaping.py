@@ -24,7 +24,7 @@ class Shape:
     """The shaping of one call, from its first token to its last."""
 
     def __init__(self, sampling: Sampling, follower: Follower | None = None) -> None:
-        """`follower` is there where the sampling has a schema."""
+        """`follower` is there where the sampling says what a turn must be."""
         self.sampling = sampling
         self.follower = follower
         self.chance = None if sampling.seed is None else np.random.default_rng(sampling.seed)
@@ -36,7 +36,7 @@ class Shape:
 
     @property
     def broken(self) -> str:
-        """Why its schema cannot be followed any further; empty while it can."""
+        """Why it cannot be followed any further; empty while it can."""
         return self.follower.broken if self.follower else ""
 
 
@@ -58,7 +58,7 @@ def rows_of(drawn: Sequence[Drawn], device: torch.device) -> Tensor:
 
 
 def moved(logits: Tensor, drawn: Sequence[Drawn]) -> Tensor:
-    """What acts before the temperature: biases, penalties and schemas. Takes and gives [m, V]."""
+    """What acts before the temperature: biases, penalties and grammars. Takes and gives [m, V]."""
     logits = logits.clone()
     if biased := [(i, each.shape) for i, each in enumerate(drawn) if each.shape.bias_ids.size]:
         cells = _cells(logits, [(i, shape.bias_ids) for i, shape in biased])
@@ -102,7 +102,7 @@ def own_levels(levels: Tensor, drawn: Sequence[Drawn]) -> Tensor:
 
 
 def take(drawn: Sequence[Drawn], token_ids: NDArray[np.int64]) -> None:
-    """Tells the schemas which tokens were sampled, [M]."""
+    """Tells the grammars which tokens were sampled, [M]."""
     for each in drawn:
         if each.shape.follower is not None:
             each.shape.follower.take(int(token_ids[each.row]))
