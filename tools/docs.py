@@ -39,6 +39,8 @@ _NEAR = 0.05
 COVERED = {
     r"make (setup|fmt|check|test|protos)( .*)?": ".ci/run",
     r"make (chaos|model-tests|test-py312)": ".ci/run",
+    r"treadle train examples/coding/.*": "examples/tests/test_coding.py",
+    r"python examples/coding/make_policy\.py": "examples/tests/test_coding.py",
     r"make [a-z-]+( [A-Z_]+=\S+)*": "Makefile",
     r"pytest .*": "Makefile",
     r"bash \.ci/run": ".ci/run",

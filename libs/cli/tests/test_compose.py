@@ -262,6 +262,8 @@ def test_the_gateway_and_the_services_share_no_port(recipe: dict[str, Any]) -> N
         ({"run_token_file": "t", "run_token_env": "T"}, "run_token_file: expected alone"),
         ({"other_sampling": "ignore"}, "rollout.gateway.other_sampling"),
         ({"max_request": 3}, "did you mean rollout.gateway.max_requests"),
+        ({"trained": ["sub-agent"]}, "trained: no label 'sub-agent'; did you mean subagent"),
+        ({"trained": []}, "rollout.gateway.trained"),
     ],
 )
 def test_what_a_gateway_cannot_be_told_is_found_first(
