@@ -7,12 +7,14 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from treadle_core.errors import InvalidFieldError
 from treadle_core.ids import checked_sha256
+
+if TYPE_CHECKING:  # an agent's own Python may lack numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_MEDIA = 256
 """Most media of one episode."""
@@ -79,7 +81,7 @@ class MediumSpan:
         return self.start + self.length
 
 
-def check_spans(spans: Sequence[MediumSpan], sampled: NDArray[np.bool_]) -> None:
+def check_spans(spans: Sequence[MediumSpan], sampled: "NDArray[np.bool_]") -> None:
     """Raises InvalidFieldError unless spans ascend, lie inside T, and cover no token of `sampled`.
 
     `sampled` is [T]; the field is named for example `media[1].start`.
@@ -92,7 +94,7 @@ def check_spans(spans: Sequence[MediumSpan], sampled: NDArray[np.bool_]) -> None
         if span.end > sampled.size:
             limit = f"an end within {sampled.size} tokens"
             raise InvalidFieldError(f"media[{index}].length", limit=limit, value=span.length)
-        if np.any(sampled[span.start : span.end]):
+        if sampled[span.start : span.end].any():
             value = f"{span.start} to {span.end}"
             limit = "no token that the policy sampled"
             raise InvalidFieldError(f"media[{index}]", limit=limit, value=value)
