@@ -312,8 +312,9 @@ def wrong_json(_: Path, block: Block) -> str | None:
 
 def unknown_keys(tree: Path, text: str) -> Iterator[Complaint]:
     """Keys that the runs of the documents logged, and docs/metrics.md does not name."""
-    # `tasks_STATE` names all keys that begin with `tasks_`.
-    forms = {re.sub(r"(?<=_)[A-Z]+$", r"\\w+", word) for word in re.findall(r"\w+", text)}
+    # `tasks_STATE` names all keys that begin with `tasks_`, `turns.LABEL` those with `turns.`.
+    words = re.findall(r"\w+(?:\.\w+)*", text)
+    forms = {re.sub(r"(?<=[_.])[A-Z]+$", r"[\\w.]+", word) for word in words}
     known = re.compile("|".join(sorted(forms)))
     seen: set[tuple[str, str]] = set()
     for path in sorted(tree.glob("runs/*/metrics/*.jsonl")):
