@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from ledger_model.calls import World, result_of
-from ledger_model.oracle import BreachError, Sent, require
+from ledger_model.oracle import Sent, require
 from ledger_model.process import LostError
 from treadle.episode.v1 import episode_pb2
 from treadle.experience.v1 import experience_service_pb2 as pb
@@ -144,17 +144,23 @@ class Replica:
             await self._send(key, (sent, message))
 
     async def send_forged(self, held: Held) -> None:
-        """Tokens of a version that is not registered in this run; the attempt goes on."""
+        """Tokens of a version that is not registered; refused, and the attempt goes on.
+
+        One that is committed while the call is under way may be accepted.
+        """
         oracle, random = self.world.oracle, self.world.random
         unknown = max(oracle.announced, default=0) + random.randint(1, 5)
         unknown = random.choice([unknown, *sorted(set(oracle.announced) - oracle.commits)])
         forged = result_of(held.key, (held.versions - {0}) | {unknown}, "forged")
+        before = oracle.acknowledged.get(held.key[0])
+        oracle.sends(held.key, forged[0])
         self._upload(forged[0])
         try:
-            await self._complete(held.key, forged)
+            answer = await self._complete(held.key, forged)
         except (LostError, TreadleError):
             return
-        raise BreachError(f"a token of version {unknown} was accepted (I6): {held.key}")
+        oracle.completed(held.key, forged[0], duplicate=answer.duplicate, was=before)
+        self.held.pop(held.key[0], None)
 
     async def _send(self, key: tuple[str, int], result: tuple[Sent, Any]) -> bool:
         """Whether the result was answered, for better or worse."""
