@@ -128,7 +128,8 @@ class Ask:
     """The client wants the log-probability of each token."""
     identity: Mapping[str, str] = field(default_factory=dict[str, str])
     """What tells conversations of one session apart, by the client's own marks: `agent` (a
-    sub-agent's id), `parent`, `thread`, `kind` (`compaction`, `title`, ...)."""
+    sub-agent's id), `parent`, `thread`, `kind` (`compaction`, `title`, ...); and `untrained`, where
+    the episode's reward is not for what is sampled."""
     ignored: tuple[str, ...] = ()
     """Names of fields that were tolerated and mean nothing here; counted."""
     media: Mapping[str, Picture] = field(default_factory=dict[str, Picture])

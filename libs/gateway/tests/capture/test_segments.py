@@ -95,6 +95,19 @@ def test_a_turn_sampled_in_another_way_is_context(talk):
     assert talk.capture.counts["untrained.other_sampling"] == 1
 
 
+def test_a_turn_that_its_client_marked_is_context_and_joins_no_other(talk):
+    told = [talk.user("hi"), talk.assistant("hello"), talk.user("more")]
+    running = talk.start(told[0])
+    marked = talk.start(told[0], identity={"untrained": "1"})
+    assert marked is not running
+    for turn in (running, marked):
+        talk.hear(turn, 2)
+        talk.end(turn, told[1])
+        turn.delivered()
+    assert sorted(trained(talk)) == [[False], [True]]
+    assert talk.capture.counts["untrained.asked"] == 1
+
+
 def test_greedy_tokens_are_never_trained(talk):
     talk.say([talk.user("hi")], talk.assistant("hello"), temperature=0.0)
     (segment,) = talk.capture.segments(trainable=True)

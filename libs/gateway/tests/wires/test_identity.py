@@ -56,6 +56,7 @@ CHILD = TURN | {"thread_source": "subagent", "parent_thread_id": "p"}
             {"thread": "c", "parent": "p", "agent": "c"},
             id="child-of-opencode",
         ),
+        pytest.param({"x-treadle-untrained": "1"}, {"untrained": "1"}, id="not-trained"),
     ],
 )
 def test_a_client_is_known_by_its_own_marks(headers: dict[str, str], marks: dict[str, str]) -> None:

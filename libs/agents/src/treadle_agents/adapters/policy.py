@@ -70,19 +70,18 @@ class Policy:
         messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[dict[str, Any]] = (),
-        temperature: float | None = None,
+        trained: bool = True,
     ) -> Reply:
-        """The next message of a conversation; None of a temperature: the recipe's.
+        """The next message of a conversation. Not `trained`: the reward is not for it.
 
         Raises NoRoomError, and RefusedError for any other refusal.
         """
         body: dict[str, Any] = {"model": self._context.model, "messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
-        if temperature is not None:
-            body["temperature"] = temperature
+        headers = {} if trained else {"X-Treadle-Untrained": "1"}
         url = f"{self._context.base_url}/chat/completions"
-        async with self._client.post(url, json=body) as answer:
+        async with self._client.post(url, json=body, headers=headers) as answer:
             said: Any = await answer.json(content_type=None)
             if answer.status != 200:
                 error = said.get("error", {})

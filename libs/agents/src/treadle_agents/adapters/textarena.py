@@ -30,7 +30,6 @@ class TextArenaGame(ChatAgent):
         players: int = 1,
         parameters: dict[str, Any] | None = None,
         seat: int | None = 0,
-        opponent_temperature: float = 0.0,
         system: str = "",
         max_turns: int = 200,
     ) -> None:
@@ -41,8 +40,6 @@ class TextArenaGame(ChatAgent):
             players: seats at the table.
             parameters: more for the game.
             seat: which one is trained, from 0; none: they take turns, by the task's seed.
-            opponent_temperature: of the policy in the other seats; another than the recipe's, or 0.
-                It needs `rollout.gateway.other_sampling: untrained`.
             system: what the system says first to every seat that the policy plays.
             max_turns: of all seats together.
 
@@ -56,14 +53,12 @@ class TextArenaGame(ChatAgent):
         if seat is not None and not 0 <= seat < players:
             raise InvalidFieldError("agent.seat", limit=f"0 to {players - 1}", value=seat)
         self._players, self._seat = players, seat
-        self._opponent_temperature = opponent_temperature
         self._system = [{"role": "system", "content": system}] if system else []
         self._max_turns = max_turns
 
     async def run(self, context: ChatContext) -> Result:
         seed = cast("int | None", context.task.get("seed"))
         mine = (seed or 0) % self._players if self._seat is None else self._seat
-        self._check(context)
         await asyncio.to_thread(self._game.reset, num_players=self._players, seed=seed)
         async with Policy(context, extra=_EXTRA) as policy:
             seats = [_Seat(list(self._system)) for _ in range(self._players)]
@@ -84,11 +79,11 @@ class TextArenaGame(ChatAgent):
             number, raw = self._game.get_observation()
             observation, seat = _text(raw), seats[number]
             if number == mine:
-                action = await seat.act(policy, observation, None)
+                action = await seat.act(policy, observation)
             else:
                 action = await asyncio.to_thread(self.oppose, observation)
                 if action is None:
-                    action = await seat.act(policy, observation, self._opponent_temperature)
+                    action = await seat.act(policy, observation, trained=False)
             over, _ = await asyncio.to_thread(self._game.step, action)
             if over:
                 return True
@@ -102,17 +97,6 @@ class TextArenaGame(ChatAgent):
         metrics["invalid_move"] = float(bool(told[mine].get("invalid_move")))
         return Result(reward=float(rewards[mine]), metrics=metrics)
 
-    def _check(self, context: ChatContext) -> None:
-        """Refuses to have the other seats trained on a reward that is not theirs."""
-        temperature = self._opponent_temperature
-        trained = 0 < temperature == context.sampling.temperature
-        if trained and self._players > 1:
-            raise InvalidFieldError(
-                "agent.opponent_temperature",
-                limit="0, or another than the recipe's, so that it is not trained",
-                value=temperature,
-            )
-
 
 class _Seat:
     """One player's conversation."""
@@ -122,13 +106,13 @@ class _Seat:
         self._messages = messages
         self._seen = ""
 
-    async def act(self, policy: Policy, observation: str, temperature: float | None) -> str:
+    async def act(self, policy: Policy, observation: str, *, trained: bool = True) -> str:
         """What the policy does when it is shown what is new in an observation."""
         # Most games show all that happened so far every time.
         new = observation.removeprefix(self._seen).strip() or observation
         self._seen = observation
         self._messages.append({"role": "user", "content": new})
-        reply = await policy.ask(self._messages, temperature=temperature)
+        reply = await policy.ask(self._messages, trained=trained)
         self._messages.append(reply.message)
         self.turns += 1
         return reply.content

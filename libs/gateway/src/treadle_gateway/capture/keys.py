@@ -65,6 +65,7 @@ def wanted_of(ask: Ask) -> bytes:
         list(wanted.stop),
         None if wanted.schema is None else dict(wanted.schema),
         *(choice.mode, list(choice.names), choice.parallel),
+        bool(ask.identity.get("untrained")),
     ]
     return _digest(_canonical(told))
 

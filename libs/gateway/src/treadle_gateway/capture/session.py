@@ -28,6 +28,8 @@ from treadle_gateway.errors import RefusedError
 
 OTHER_SAMPLING = "other_sampling"
 """Why a turn is not trained: it was not sampled as the recipe says."""
+UNTRAINED = "asked"
+"""Why a turn is not trained: its client marked it so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Place:
     node: Node
     onward: Turn | None
     path: Path
+    cause: str
+    """Why what is sampled here is not trained, by the request; empty where it says nothing."""
 
     @property
     def label(self) -> str:
@@ -125,6 +129,7 @@ class Capture:
             node=nodes[-1],
             onward=walk.onward,
             path=self._path(ask, head, alike, walk.onward),
+            cause=UNTRAINED if ask.identity.get("untrained") else "",
         )
 
     def begin(
@@ -155,7 +160,7 @@ class Capture:
             number=len(self._turns),
             path=place.path,
             began=now,
-            cause="" if trained else OTHER_SAMPLING,
+            cause=place.cause or ("" if trained else OTHER_SAMPLING),
             told=partial(self._tree.say, place.node),
             media=tuple(media),
         )

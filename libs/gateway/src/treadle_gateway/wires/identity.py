@@ -15,6 +15,7 @@ _HEADERS = {
     "x-codex-parent-thread-id": "parent",
     "x-session-id": "thread",
     "x-parent-session-id": "parent",
+    "x-treadle-untrained": "untrained",
 }
 _CODEX = "x-codex-turn-metadata"
 MAX_MARK = 128
@@ -24,9 +25,10 @@ MAX_METADATA = 16 * 1024
 
 
 def identity(headers: Mapping[str, str]) -> dict[str, str]:
-    """Marks of a request: `agent`, `parent`, `thread`, `kind`; absent where nothing is stated.
+    """Marks of a request: `agent`, `parent`, `thread`, `kind`, `untrained`; absent where unstated.
 
-    `agent` is a sub-agent's id; who has none is the main agent.
+    `agent` is a sub-agent's id; who has none is the main agent. `untrained` says that the episode's
+    reward is not for what is sampled.
     """
     found = {mark: headers[name] for name, mark in _HEADERS.items() if headers.get(name)}
     metadata = _metadata(headers.get(_CODEX, ""))
