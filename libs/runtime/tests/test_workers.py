@@ -99,6 +99,21 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_one_whose_end_cannot_be_told_is_over_all_the_same(
+    log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(self: Toy, cause: str) -> None:
+        raise ValueError(f"nobody to tell: {cause}")
+
+    monkeypatch.setattr(Toy, "gone", fails)
+    toy = await Toy.start(log)
+    toy.do("exit")
+    async with asyncio.timeout(30):
+        await toy.ended.wait()
+        await toy.stop()
+    assert "nobody to tell" in caplog.text
+
+
 async def test_a_worker_sees_no_variable_that_could_hold_a_secret(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

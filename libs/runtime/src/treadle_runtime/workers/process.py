@@ -165,9 +165,13 @@ class WorkerProcess(asyncio.Protocol, abc.ABC, Generic[SayT]):
             self._kill_group()
             self._transport.abort()
             cause = self._killed_because or cause
-            await self.gone(cause)
-            self.refuse(f"the {self._name} ended: {cause}")
-            self.ended.set()
+            try:
+                await self.gone(cause)
+            except Exception:  # whoever waits for its end waits for nothing else
+                log.exception("the end of %s %d could not be told", self._name, self._process.pid)
+            finally:
+                self.refuse(f"the {self._name} ended: {cause}")
+                self.ended.set()
 
     def _kill_group(self) -> None:
         if not self.ended.is_set():  # its number may be another's since
