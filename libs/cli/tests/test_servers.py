@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from treadle_cli import preflight, servers
+from treadle_runtime import sockets
 from treadle_runtime.local_servers.redis import RedisServer
 
 
@@ -35,7 +36,7 @@ def test_who_has_no_address_is_started_and_all_are_told_where(tmp_path: Path) ->
     assert experience["ledger"] == {
         "name": "redis",
         "durability": "host",
-        "url": f"unix://{tmp_path}/sockets/redis.sock",
+        "url": f"unix://{sockets.path(tmp_path, 'redis')}",
     }
 
 
