@@ -72,6 +72,8 @@ class Door:
     url: str
     token: str = ""
     session: str = ""
+    counts: bool = False
+    """Its replies say how many tokens of a prompt stood before."""
 
 
 @dataclass(slots=True)
@@ -84,6 +86,8 @@ class Arm:
     url: str = ""
     """Where every chat is held; empty: each in a session of `replica`."""
     replica: Process | None = None
+    counts: bool = False
+    """As its doors."""
 
     @property
     def port(self) -> int:
@@ -100,7 +104,7 @@ class Arm:
         if self.replica is None:
             return [Door(self.url)] * chats
         opened = await asyncio.to_thread(self.replica.order, {"open": chats})
-        return [Door(url, token, session) for session, token, url in opened]
+        return [Door(url, token, session, self.counts) for session, token, url in opened]
 
     async def close(self, doors: Sequence[Door], chats: Sequence[Chat]) -> None:
         """Ends the sessions. Raises ValueError where a capture is not what was said."""
@@ -201,7 +205,7 @@ class Clients:
 
 def _check_new(chat: Chat, door: Door, usage: dict[str, Any]) -> None:
     """Raises ValueError where a gateway made other tokens than those of what is new."""
-    if door.session:
+    if door.counts:
         made = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
         if made != chat.new_tokens:
             raise ValueError(f"{chat.name}: {made} new tokens, expected {chat.new_tokens}")
@@ -226,7 +230,7 @@ def engine_arms(stack: ExitStack, *, at_once: bool) -> dict[str, Arm]:
         "passthrough": Arm(
             "passthrough", passing.pid, f"http://127.0.0.1:{passing.said['port']}/v1"
         ),
-        "gateway": Arm("gateway", replica.said["worker"], replica=replica),
+        "gateway": Arm("gateway", replica.said["worker"], replica=replica, counts=True),
     }
 
 
@@ -237,9 +241,9 @@ def floor_arm(stack: ExitStack) -> Arm:
 
 
 def molt_arm(stack: ExitStack, python: str, wheel: str, model: str, engine: str) -> Arm:
-    """The peer's chat server before an engine."""
-    file = Path(__file__).parent / "peers" / "molt.py"
-    peer = _started(stack, Process(engine, wheel, model, python=python, file=str(file)))
+    """The peer's chat server before an engine, whose `/v1` is given."""
+    file, root = Path(__file__).parent / "peers" / "molt.py", engine.removesuffix("v1")
+    peer = _started(stack, Process(root, wheel, model, python=python, file=str(file)))
     return Arm("molt", peer.pid, replica=peer)
 
 

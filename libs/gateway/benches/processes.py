@@ -1,6 +1,7 @@
 """The processes behind the arms of the bench, each told apart by its first argument.
 
-* engine: speaks Chat Completions itself, JSON and streamed, at the pace of the script.
+* engine: speaks Chat Completions itself, JSON and streamed, at the pace of the script; and, for a
+  peer that asks so, tokens in and out.
 * passthrough: hands every request on to an engine and every byte back, and knows nothing of them.
 * floor: reads a body, and does with it what no gateway that understands it can leave out: parses
   it as the wire does and hashes every message. Answers at once.
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ AT_ONCE = "at-once"
 """Second argument of a policy that keeps no pace."""
 MAX_CONTEXT = 131072
 PROBE_S = 0.02
+_LOGPROBS = np.array([-0.01 * (number + 1) for number in range(TOKENS)], np.float32)
+"""Of the tokens of every reply."""
+_LOGPROB_OF = list(_LOGPROBS[:, None])
+_ZERO = np.zeros(1, np.int32)
 _TAIL = 96
 """Tokens at the end of a prompt in which its name stands."""
 _BODY = 64 * 1024 * 1024
@@ -80,13 +85,17 @@ async def serve(handler: Handler) -> None:
 
 
 class Engine:
-    """An engine that speaks Chat Completions itself."""
+    """An engine that speaks Chat Completions itself, and vLLM's `/inference/v1/generate`."""
 
     def __init__(self, *, at_once: bool) -> None:
         self._at_once = at_once
+        with tempfile.TemporaryDirectory(prefix="treadle-engine-") as directory:
+            self._tokenizer = write_model(Path(directory))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
+        if request.path == "/inference/v1/generate":
+            return await self._generate(body)
         text = answer_to(body["messages"][-1]["content"])
         head = {"id": "chatcmpl-1", "created": 1, "model": body["model"]}
         if not body.get("stream"):
@@ -107,6 +116,26 @@ class Engine:
             await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _generate(self, body: dict[str, Any]) -> web.StreamResponse:
+        """Tokens in, tokens and log-probabilities out."""
+        ids = answer_ids(self._tokenizer, body["token_ids"])
+        async for _ in paced(at_once=self._at_once):
+            pass
+        content: list[dict[str, Any]] = [
+            {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+            for token, logprob in zip(ids, _LOGPROBS.tolist(), strict=True)
+        ]
+        choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}}
+        said = {"choices": [{**choice, "finish_reason": "stop"}]}
+        return web.Response(body=json.dumps(said), content_type="application/json")
+
+
+def answer_ids(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """What the policy says to a prompt, in tokens."""
+    tail = tokenizer.decode(list(prompt[-_TAIL:]), skip_special_tokens=False)
+    end: Any = tokenizer.token_to_id(MARKUP[2])
+    return [*tokenizer.encode(answer_to(tail)).ids, end]
 
 
 _USAGE = {"prompt_tokens": 100, "completion_tokens": TOKENS, "total_tokens": 100 + TOKENS}
@@ -148,16 +177,12 @@ def digest_of(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-_LOGPROBS = np.array([-0.01 * (number + 1) for number in range(TOKENS)], np.float32)
-
-
 class Replica:
     """A policy with a gateway in front of it."""
 
     def __init__(self, folder: Path, *, at_once: bool) -> None:
         self._at_once = at_once
         self._tokenizer: Tokenizer = write_model(folder / "model")
-        self._end = self._tokenizer.token_to_id(MARKUP[2])
         settings = GatewaySettings(
             model_folder=folder / "model",
             model_name=MODEL,
@@ -169,12 +194,11 @@ class Replica:
 
     async def generate(self, prompt: Prompt, heard: Heard) -> None:
         """A token a piece."""
-        tail = self._tokenizer.decode(prompt.token_ids[-_TAIL:].tolist(), skip_special_tokens=False)
-        ids = [*self._tokenizer.encode(answer_to(tail)).ids, self._end]
-        tokens, zero = np.array(ids, np.int32), np.zeros(1, np.int32)
+        ids = answer_ids(self._tokenizer, prompt.token_ids[-_TAIL:].tolist())
+        tokens = list(np.array(ids, np.int32)[:, None])
         async for number in paced(at_once=self._at_once):
-            here = slice(number, number + 1)
-            heard(Generated(tokens[here], _LOGPROBS[here], zero, zero, length=False))
+            logprob = _LOGPROB_OF[number]
+            heard(Generated(tokens[number], logprob, _ZERO, _ZERO, length=False))
 
     async def order(self, order: dict[str, Any]) -> Any:
         """Opens so many sessions, or ends some and says what came of them."""

@@ -12,6 +12,7 @@ import json
 import secrets
 import socket
 import sys
+from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,18 +54,36 @@ async def main(engine: str, wheel: str, model: str) -> None:
 
 
 def _obey(state: Any, order: dict[str, Any], port: int, sampling: Any) -> Any:
-    """Opens so many sessions, or ends some and says how many replies each has."""
+    """Opens so many sessions, or ends some and says what each captured."""
     if "open" in order:
         names = [secrets.token_hex(8) for _ in range(order["open"])]
         for name in names:
             state.open(name, "", "", None, sampling)
         return [[name, "none", f"http://127.0.0.1:{port}/s/{name}/v1"] for name in names]
-    replies: list[int] = []
+    captured = [
+        [_captured(state.processor, each) for each in state.sessions[name].trajectories]
+        for name in order["end"]
+    ]
     for name in order["end"]:
-        said = state.sessions[name].trajectories
-        replies.append(sum(len(each.action_ranges) for each in said))
         state.discard(name)
-    return replies
+    return captured
+
+
+def _captured(tokenizer: Any, line: Any) -> dict[str, Any]:
+    """As the bench states it of the gateway: what was said, what of it was sampled, its numbers."""
+    ids: list[int] = line.observation_tokens
+    sampled = [token for start, end in line.action_ranges for token in ids[start:end]]
+    return {
+        "text": _digest_of(tokenizer.decode(ids)),
+        "sampled": _digest_of(tokenizer.decode(sampled)),
+        "trained": len(sampled),
+        "logprobs": round(sum(line.rollout_log_probs), 2),
+    }
+
+
+def _digest_of(text: str) -> str:
+    """As `digest_of` of the bench."""
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 if __name__ == "__main__":

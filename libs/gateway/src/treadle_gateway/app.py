@@ -190,8 +190,8 @@ class Gateway:
         heavy = len(data) > IN_THREAD_BYTES
         asked = await self.turns.in_thread(understand) if heavy else None
         # What follows, up to the sampling, holds the loop: others have their turn between a few.
-        async with self._few:
-            await asyncio.sleep(0)
+        await self._few.acquire()
+        asyncio.get_running_loop().call_soon(self._few.release)
         return understand() if asked is None else asked
 
     async def _models(self, request: web.Request) -> web.StreamResponse:

@@ -48,27 +48,22 @@ class Answer:
         self, status: int, headers: Mapping[str, str], body: Mapping[str, Json]
     ) -> web.StreamResponse:
         """Answers with JSON; returns when the socket has it. Raises ConnectionError."""
+        data = dumps(body).encode("ascii")
         response = web.Response(
             status=status,
-            headers=_SERVER | dict(headers),
-            body=dumps(body).encode("ascii"),
+            headers=_SERVER | {"Content-Length": str(len(data))} | dict(headers),
             content_type="application/json",
         )
-        async with self._taken():
-            await response.prepare(self._request)
-            await response.write_eof()  # head and body in one piece
+        await response.prepare(self._request)
+        # The head, which waits for it, and the body in one piece.
+        await self._put(b"" if self._request.method == "HEAD" else data)
+        await response.write_eof()
         return response
 
     async def write(self, data: bytes) -> None:
         """Writes more of a stream, which begins with it. Raises ConnectionError."""
         await self._begin()
-        writer, transport = self._request.writer, self._request.transport
-        assert isinstance(writer, StreamWriter)  # noqa: S101, a server's writer is one
-        await writer.write(data, drain=False)
-        # Most writes are taken at once: whatever waits comes with a timer, once for every token.
-        if transport is None or transport.get_write_buffer_size() or transport.is_closing():
-            async with self._taken():
-                pass
+        await self._put(data)
 
     async def end(self, data: bytes) -> web.StreamResponse:
         """Writes the last of a stream; returns when the socket has it. Raises ConnectionError."""
@@ -89,6 +84,16 @@ class Answer:
         if self._request.transport is not None:
             self._request.transport.abort()
         return response
+
+    async def _put(self, data: bytes) -> None:
+        """Writes; returns when the socket has it. Raises ConnectionError."""
+        writer, transport = self._request.writer, self._request.transport
+        assert isinstance(writer, StreamWriter)  # noqa: S101, a server's writer is one
+        await writer.write(data, drain=False)
+        # Most writes are taken at once: whatever waits comes with a timer, once for every token.
+        if transport is None or transport.get_write_buffer_size() or transport.is_closing():
+            async with self._taken():
+                pass
 
     async def _begin(self) -> web.StreamResponse:
         if self._response is None:

@@ -30,6 +30,8 @@ class Media:
         Raises RefusedError at a bound of the session, and where a reference is to nothing that the
         session was shown. Then none of them is taken.
         """
+        if not ask.media and not ask.references:
+            return self.pictures
         new = {name: each for name, each in ask.media.items() if name not in self.pictures}
         for name, where in ask.references.items():
             if name not in self.pictures and name not in new:

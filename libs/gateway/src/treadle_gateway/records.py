@@ -103,9 +103,12 @@ def segment_from_list(fields: Sequence[Any]) -> Segment:
     )
 
 
+_SAMPLING = tuple(each.name for each in fields(Sampling))
+
+
 def sampling_to_map(sampling: Sampling) -> dict[str, Any]:
     """How the policy is to sample."""
-    return {each.name: getattr(sampling, each.name) for each in fields(sampling)}
+    return {name: getattr(sampling, name) for name in _SAMPLING}
 
 
 def sampling_from_map(said: Mapping[str, Any]) -> Sampling:

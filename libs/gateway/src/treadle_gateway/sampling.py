@@ -77,13 +77,9 @@ def _not_the_recipes(name: str, value: object) -> RefusedError:
 
 def _differing(wanted: Wanted, recipe: Sampling) -> dict[str, Any]:
     """What the client states and the recipe has otherwise."""
-    stated = {name: getattr(wanted, name) for name in _NAMES}
-    if stated["top_k"] == -1:  # another word for all
+    stated = {name: value for name in _NAMES if (value := getattr(wanted, name)) is not None}
+    if stated.get("top_k") == -1:  # another word for all
         stated["top_k"] = 0
-    return {
-        name: value
-        for name, value in stated.items()
-        if value is not None
-        and value != getattr(recipe, name)
-        and not (name == "logit_bias" and not value)
-    }
+    if not wanted.logit_bias:
+        del stated["logit_bias"]
+    return {name: value for name, value in stated.items() if value != getattr(recipe, name)}

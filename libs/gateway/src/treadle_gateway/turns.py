@@ -67,8 +67,10 @@ class Turns:
         settled = self.rule.settle(
             question.ask, session.spec.sampling, room=room, grammar=question.grammar()
         )
-        session.counts.update(f"other_sampling.{name}" for name in settled.other)
-        session.counts.update(f"ignored.{name}" for name in question.ask.ignored)
+        for name in settled.other:
+            session.counts[f"other_sampling.{name}"] += 1
+        for name in question.ask.ignored:
+            session.counts[f"ignored.{name}"] += 1
         turn = session.capture.begin(
             place,
             shown.token_ids,

@@ -77,6 +77,13 @@ def test_a_request_is_the_same_if_what_is_sampled_is(talk, other, same):
     assert (place.turn is turn) == same
 
 
+def test_biases_are_the_same_in_any_order(talk):
+    wanted = Wanted(logit_bias={7: 1.0, 10: 2.0})
+    place = talk.capture.locate(replace(ASK, wanted=wanted, messages=(talk.user("hi"),)))
+    again = replace(ASK, wanted=Wanted(logit_bias={10: 2.0, 7: 1.0}), messages=(talk.user("hi"),))
+    assert talk.capture.locate(again).wanted == place.wanted
+
+
 def test_a_turn_that_was_cut_is_sampled_anew_and_its_part_kept_untrained(talk):
     cut = talk.start(talk.user("hi"))
     talk.hear(cut, 2)
@@ -166,6 +173,7 @@ def test_an_engine_that_breaks_its_contract_costs_its_turn_and_no_other(talk, pi
     with pytest.raises(InvalidFieldError, match=f"generated.{field}"):
         talk.end(bad, talk.assistant("never"))
     bad.cut("failed")
+    assert bad.tokens == bad.prompt_tokens
     assert [s.num_trained for s in talk.capture.segments(trainable=True)] == [3]
     worse = talk.start(talk.user("ho"))
     worse.heard(piece)
@@ -182,6 +190,7 @@ def test_what_was_sampled_before_a_turn_was_cut_is_kept(talk):
     turn.late(Generated(talk.tokens(3), -ones.astype(np.float32), ones, ones, length=False))
     (segment,) = talk.capture.segments(trainable=True)
     assert (segment.sampled.sum(), segment.num_trained) == (5, 0)
+    assert turn.tokens == segment.num_tokens == turn.prompt_tokens + 5
 
 
 def test_what_a_client_knows_of_a_cut_turn_gets_no_more_tokens(talk):
@@ -191,6 +200,7 @@ def test_what_a_client_knows_of_a_cut_turn_gets_no_more_tokens(talk):
     ones = np.ones(3, np.int32)
     turn.late(Generated(talk.tokens(3), -ones.astype(np.float32), ones, ones, length=False))
     assert turn.sampled.token_ids.size == 2
+    assert turn.tokens == turn.prompt_tokens + 2
 
 
 def test_a_session_that_is_over_leaves_nothing_to_a_collector_of_garbage(talk):

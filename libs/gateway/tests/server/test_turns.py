@@ -238,6 +238,17 @@ async def test_a_client_that_does_not_read_is_let_go(world_of) -> None:
     assert captured.counts["untrained.undelivered"] == 1
 
 
+async def test_a_refusal_without_a_body_leaves_the_connection_as_it_was(world) -> None:
+    access = await world.open()
+    with raw(access) as connection:
+        await send(connection, b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await until_some(connection)
+        assert head.startswith(b"HTTP/1.1 405 ")
+        assert head.endswith(b"\r\n\r\n")
+        await send(connection, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await until_some(connection)).endswith(b'\r\n\r\n{"status":"serving"}')
+
+
 async def test_a_policy_that_fails_before_it_says_anything_is_a_503(world) -> None:
     access = await world.open()
 

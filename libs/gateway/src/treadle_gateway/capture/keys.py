@@ -49,6 +49,8 @@ def meaning_of(message: Message, issued: AbstractSet[str]) -> Meaning:
 
 def head_of(ask: Ask) -> bytes:
     """What stands before all messages; a turn goes on only from one with the same head."""
+    if not ask.tools:
+        return _BARE[ask.reasoning]
     tools: list[Json] = [
         [tool.namespace, tool.name, tool.description, dict(tool.parameters)] for tool in ask.tools
     ]
@@ -58,16 +60,16 @@ def head_of(ask: Ask) -> bytes:
 def wanted_of(ask: Ask) -> bytes:
     """How the reply is wanted, without what changes nothing of the sampling but its bound."""
     wanted, choice = ask.wanted, ask.choice
-    told: list[Json] = [
+    told = (
         *(wanted.temperature, wanted.top_p, wanted.top_k, wanted.min_p, wanted.seed),
         *(wanted.presence_penalty, wanted.frequency_penalty, wanted.repetition_penalty),
-        {str(token): bias for token, bias in wanted.logit_bias.items()},
-        list(wanted.stop),
-        None if wanted.schema is None else dict(wanted.schema),
-        *(choice.mode, list(choice.names), choice.parallel),
+        sorted(wanted.logit_bias.items()),
+        wanted.stop,
+        None if wanted.schema is None else _canonical(dict(wanted.schema)),
+        *(choice.mode, choice.names, choice.parallel),
         bool(ask.identity.get("untrained")),
-    ]
-    return _digest(_canonical(told))
+    )
+    return _digest(repr(told))
 
 
 def words_of(text: str) -> bytes:
@@ -116,3 +118,7 @@ def _canonical(value: Json) -> str:
 
 def _digest(text: str) -> bytes:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+_BARE = {reasoning: _digest(_canonical([[], reasoning])) for reasoning in (False, True)}
+"""What stands there without tools."""

@@ -91,26 +91,27 @@ class Tree:
 
         A reply that ends it is context to continue, unless it is open: then its tokens are.
         """
-        same: Turn | None = None
-        onward: Turn | None = None
+        known: list[list[Node]] = []
         nodes = [self.root]
-        for place, meaning in enumerate(meanings, start=1):
+        for meaning in meanings:
             if len(nodes) == 1:
                 nodes = nodes[0].matching(meaning)
             else:
-                nodes = [known for node in nodes for known in node.matching(meaning)]
+                nodes = [each for node in nodes for each in node.matching(meaning)]
             if not nodes:
                 break
-            said = nodes[0].replies
-            if len(nodes) > 1:
-                said = [turn for node in nodes for turn in node.replies]
-            if place == len(meanings):
+            known.append(nodes)
+        onward: Turn | None = None
+        for depth in range(len(known), 0, -1):
+            said = [turn for node in known[depth - 1] for turn in node.replies]
+            if depth == len(meanings):
                 said = [turn for turn in said if turn.open]
             if said:
-                onward = newest(said)
+                onward = onward or newest(said)
                 alike = [turn for turn in said if turn.head == head]
-                same = newest(alike) if alike else same
-        return Walk(same, onward, nodes)
+                if alike:
+                    return Walk(newest(alike), onward, nodes)
+        return Walk(None, onward, nodes)
 
     def lead(self, meanings: Sequence[Meaning], after: Turn | None) -> list[Node]:
         """The nodes of a conversation that goes on from `after`, new ones where it is unknown."""

@@ -64,11 +64,13 @@ class Turn:
     _onward: "Turn | None" = field(default=None, init=False)
     prompt_tokens: int = field(init=False)
     """P."""
+    tokens: int = field(init=False)
+    """Of prompt and reply together, so far."""
     _pieces: list[Generated] = field(default_factory=list[Generated], init=False)
 
     def __post_init__(self) -> None:
         """Counts the prompt."""
-        self.prompt_tokens = self.cached + self.new_ids.size
+        self.prompt_tokens = self.tokens = self.cached + self.new_ids.size
 
     @property
     def label(self) -> str:
@@ -79,11 +81,6 @@ class Turn:
     def cached(self) -> int:
         """Tokens of the prompt that stand since an earlier turn."""
         return self.base.tokens if self.base else 0
-
-    @property
-    def tokens(self) -> int:
-        """Of prompt and reply together, so far."""
-        return self.prompt_tokens + sum(piece.token_ids.size for piece in self._pieces)
 
     @property
     def added(self) -> list[NDArray[np.int32]]:
@@ -162,6 +159,7 @@ class Turn:
         self._expect("running")
         if piece.token_ids.size:
             self._pieces.append(piece)
+            self.tokens += piece.token_ids.size
 
     def finish(
         self,
@@ -229,6 +227,7 @@ class Turn:
         if self.state == "cut" and self.said is None and piece.token_ids.size:
             with suppress(InvalidFieldError):  # the engine broke its contract: not kept
                 self._pieces = [_joined([*self._pieces, piece])]
+                self.tokens += piece.token_ids.size
 
     def _tell(self, message: Message) -> None:
         self.said = message
@@ -236,11 +235,13 @@ class Turn:
 
     def _settle(self) -> Generated | None:
         """Makes one piece of all. Raises InvalidFieldError, and then keeps nothing."""
-        pieces, self._pieces = self._pieces, []
+        pieces, self._pieces, self.tokens = self._pieces, [], self.prompt_tokens
         if not pieces:
             return None
-        self._pieces = [_joined(pieces)]
-        return self._pieces[0]
+        sampled = _joined(pieces)
+        self._pieces = [sampled]
+        self.tokens += sampled.token_ids.size
+        return sampled
 
     def _expect(self, state: State) -> None:
         if self.state != state:
@@ -250,6 +251,10 @@ class Turn:
 def moved(media: Sequence[MediumSpan], by: int) -> list[MediumSpan]:
     """The spans behind so many tokens more."""
     return [replace(span, start=span.start + by) for span in media]
+
+
+_LEAST, _MOST = np.minimum.reduce, np.maximum.reduce
+"""As `min` and `max` of an array, without what these do for every other kind of it."""
 
 
 def _joined(pieces: list[Generated]) -> Generated:
@@ -263,9 +268,10 @@ def _joined(pieces: list[Generated]) -> Generated:
         ("policy_version", policy_version),
         ("context_version", context_version),
     ):
-        if array.min() < 0:
-            raise InvalidFieldError(f"generated.{name}", limit=">= 0", value=array.min())
-    if not (np.isfinite(logprobs).all() and logprobs.max() <= MAX_LOGPROB):
+        if (least := _LEAST(array)) < 0:
+            raise InvalidFieldError(f"generated.{name}", limit=">= 0", value=least)
+    # A NaN is the least and the most, and compares with nothing.
+    if not (_LEAST(logprobs) > -np.inf and _MOST(logprobs) <= MAX_LOGPROB):
         worst = logprobs[~(logprobs <= MAX_LOGPROB) | ~np.isfinite(logprobs)][0]
         raise InvalidFieldError("generated.logprobs", limit="finite and <= 0", value=worst)
     return Generated(token_ids, logprobs, policy_version, context_version, pieces[-1].length)
@@ -277,4 +283,5 @@ def _concatenated(pieces: list[Generated], name: str, dtype: type[Any]) -> NDArr
         if array.shape != piece.token_ids.shape or array.ndim != 1:
             size, shape = list(piece.token_ids.shape), list(array.shape)
             raise InvalidFieldError(f"generated.{name}", limit=f"shape {size}", value=shape)
-    return np.concatenate(arrays).astype(dtype, copy=False)
+    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return whole.astype(dtype, copy=False)

@@ -115,10 +115,12 @@ class Characters:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._told = 0  # so many of the ids have been told
-        self._before = ""  # their text
+        self._before: str | None = ""  # their text; None while nobody asked for it
 
     def push(self, *tokens: int) -> str:
         """What more tokens add; of a character that is not whole nothing."""
+        if self._before is None:
+            self._before = self._decode(self._ids)
         self._ids += tokens
         text = self._decode(self._ids)
         if text.endswith("\ufffd"):
@@ -127,21 +129,19 @@ class Characters:
                 return "".join(map(self.push, tokens))
             if len(self._ids) - self._told < _MOST_HELD:
                 return ""
-        return self._tell(text)
-
-    def flush(self) -> str:
-        """What is held, but for half a character; what comes next begins anew."""
-        held = self._decode(self._ids).rstrip("\ufffd")[len(self._before) :]
-        self._ids, self._told, self._before = [], 0, ""
-        return held
-
-    def _tell(self, text: str) -> str:
         told = text[len(self._before) :]
         # The tokens told last stay: how a token is written may depend on the one before it.
         self._ids = self._ids[self._told :][-_MOST_HELD:]
-        self._told = len(self._ids)
-        self._before = self._decode(self._ids)
+        self._told, self._before = len(self._ids), None
         return told
+
+    def flush(self) -> str:
+        """What is held, but for half a character; what comes next begins anew."""
+        held = ""
+        if self._before is not None:  # else all is told
+            held = self._decode(self._ids).rstrip("\ufffd")[len(self._before) :]
+        self._ids, self._told, self._before = [], 0, ""
+        return held
 
     def _decode(self, ids: Sequence[int]) -> str:
         # A client that says it back is understood: no request may hold a NUL.

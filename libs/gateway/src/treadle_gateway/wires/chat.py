@@ -1,6 +1,6 @@
 """OpenAI Chat Completions: `/v1/chat/completions`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from treadle_core.tickets import Json
@@ -122,15 +122,16 @@ def _messages(fields: Fields, gallery: Gallery) -> tuple[Message, ...]:
     stated = fields.array("messages")
     if not stated:
         refuse("messages", "at least one message", stated)
-    return tuple(_message(value, f"messages.{at}", gallery) for at, value in enumerate(stated))
+    read = partial(_part, gallery)
+    return tuple(_message(value, f"messages.{at}", read) for at, value in enumerate(stated))
 
 
-def _message(value: Json, field: str, gallery: Gallery) -> Message:
+def _message(value: Json, field: str, read: Callable[[Object, str], Part | None]) -> Message:
     stated = as_object(value, field)
     role = _ROLES.get(str(stated.get("role")))
     if role is None:
         refuse(f"{field}.role", ", ".join(_ROLES), stated.get("role"))
-    parts = parts_of(stated.get("content"), f"{field}.content", partial(_part, gallery))
+    parts = parts_of(stated.get("content"), f"{field}.content", read)
     if role == "tool":
         call_id = stated.get("tool_call_id")  # absent where an agent reads calls out of the text
         named = "" if call_id is None else as_name(call_id, f"{field}.tool_call_id")

@@ -102,7 +102,7 @@ class Fields:
 
     def stated(self, names: Set[str]) -> list[str]:
         """Those of the names that are not absent, sorted."""
-        return sorted(name for name in names & self._body.keys() if self._body[name] is not None)
+        return sorted(name for name in self._body if name in names and self._body[name] is not None)
 
     def object(self, name: str) -> Object | None:
         """An object, if any."""

@@ -1,5 +1,6 @@
 """How a client wants the policy to sample, as the wires say it."""
 
+import dataclasses
 from collections.abc import Mapping
 
 from treadle_core.tickets import Json
@@ -32,6 +33,9 @@ _UNSUPPORTED: Mapping[str, tuple[Json, ...]] = {
     "use_beam_search": (False,),
 }  # fmt: skip
 """Would change what is sampled or said, and is not done here; with values that change nothing."""
+
+_PARAMETERS = frozenset(each.name for each in dataclasses.fields(Wanted)) - {"stop", "schema"}
+"""What `wanted` reads beside stop texts and a schema, which have other names on some wires."""
 
 
 def refuse_denied(fields: Fields) -> None:
@@ -73,6 +77,8 @@ def wanted(
     fields: Fields, *, stop: str = "stop", schema: Mapping[str, Json] | None = None
 ) -> Wanted:
     """Everything that changes what is sampled; `stop` names the field with stop texts."""
+    if not fields.stated(_PARAMETERS | {stop}):  # as most requests are
+        return Wanted(schema=schema)
     return Wanted(
         temperature=fields.number("temperature", 0, 2),
         top_p=_share(fields, "top_p"),
