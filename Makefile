@@ -22,7 +22,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup protos fmt check test test-py312 demo bench bench-experience \
 	resume-equality chaos chaos-smoke chaos-tests chaos-selftest failpoints conformance model-tests images test-containers \
-	clients bench-gateway fuzz-gateway sandbox-probes docs-check pants
+	clients bench-gateway fuzz-gateway sandbox-probes golden bandit docs-check pants
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
@@ -124,6 +124,12 @@ fuzz-gateway: setup  ## Random conversations against a simple model of the tree,
 
 sandbox-probes: setup  ## Attempts to get out of the sandbox of tools
 	python tools/sandbox_probes.py
+
+golden: setup  ## Golden cases of the algorithms, in two precisions: GOLDEN=FILE for others of the schema
+	python tests/golden/main.py
+
+bandit: setup  ## Policy gradients of a bandit beside the exact one
+	python tests/numerics/bandit.py
 
 images: setup  ## Images of the services, also without a registry or a running engine
 	python tools/containers.py images

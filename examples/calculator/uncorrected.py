@@ -7,25 +7,15 @@ Shapes: T = predicted tokens.
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from treadle_trainer.core.losses import LossTerm, token_mean
+from treadle_trainer.core.losses import TokenLosses, Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Uncorrected:
     """The policy gradient as if the present policy had sampled: the loss of a token is -A log p."""
 
-    def __call__(
-        self,
-        logprobs_T: Tensor,
-        recorded_T: Tensor,
-        advantages_T: Tensor,
-        mask_T: Tensor,
-        *,
-        num_tokens: int,
-    ) -> LossTerm:
+    def __call__(self, tokens: Tokens) -> TokenLosses:
         """Recorded log-probabilities enter the metrics alone."""
-        log_ratio_T = (logprobs_T - recorded_T).detach()
+        log_ratio_T = (tokens.logprobs - tokens.old).detach()
         sums = {"kl_k1": -log_ratio_T.sum(), "ratio": log_ratio_T.exp().sum()}
-        return LossTerm(token_mean(-advantages_T * logprobs_T, mask_T, num_tokens), sums)
+        return TokenLosses(-tokens.advantages * tokens.logprobs, sums)

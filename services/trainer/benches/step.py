@@ -32,7 +32,8 @@ from treadle_trainer.adapters.single import SingleBackend
 from treadle_trainer.core.advantages.grpo import Grpo
 from treadle_trainer.core.losses.ppo_clip import PpoClip
 from treadle_trainer.core.packing import MicroBatch, pack
-from treadle_trainer.core.step import StepSettings, train_step, weigh
+from treadle_trainer.core.step import StepSettings, train_step
+from treadle_trainer.core.weighing import weigh
 
 SIZES: dict[str, dict[str, Any]] = {
     "0.4M": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 32,

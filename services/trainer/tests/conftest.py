@@ -175,10 +175,11 @@ class Table:
         self.table = load_file(folder / "model.safetensors")["table"].requires_grad_()
         self.momentum = torch.zeros_like(self.table)
 
-    def logprobs(self, microbatch):
+    def logprobs(self, microbatch, *, entropy_gradient=False):
         before = torch.from_numpy(microbatch.token_ids[microbatch.rows])
         others = (torch.from_numpy(a) for a in (microbatch.targets, microbatch.temperatures))
-        return token_logprobs(torch.nn.functional.embedding(before, self.table), *others)
+        logits = torch.nn.functional.embedding(before, self.table)
+        return token_logprobs(logits, *others, entropy_gradient=entropy_gradient)
 
     def add_up_gradient(self, ranks):
         grad = torch.zeros_like(self.table) if self.table.grad is None else self.table.grad

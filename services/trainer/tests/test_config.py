@@ -1,15 +1,23 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 import yaml
 
 from treadle_core.errors import InvalidFieldError
 from treadle_runtime.config import load
+from treadle_runtime.plugins import PluginConfig, build
 from treadle_trainer.config import TrainerConfig
+from treadle_trainer.core.advantages.batch_mean import BatchMean
 from treadle_trainer.core.advantages.grpo import Grpo
+from treadle_trainer.core.aggregations.constant_length import ConstantLength
+from treadle_trainer.core.corrections.gated import Gated
+from treadle_trainer.core.kl import Kl
 from treadle_trainer.core.losses.ppo_clip import PpoClip
+from treadle_trainer.core.losses.reinforce import Reinforce
+from treadle_trainer.core.objective import Objective
 from treadle_trainer.core.schedule import Schedule
 from treadle_trainer.launch import Place, place_of
 from treadle_trainer.main import recipe_of
@@ -40,6 +48,41 @@ def test_the_recipe_of_the_demo_builds(tmp_path):
     assert recipe.loss == PpoClip(0.2, 0.28)
     assert recipe.schedule == Schedule(4e-4)
     assert recipe.settings.microbatch_tokens == 1024
+    assert recipe.settings.objective == Objective()
+
+
+def test_a_recipe_names_estimator_loss_aggregation_correction_kl_and_bonus(tmp_path):
+    recipe = RECIPE | {
+        "advantage": {"name": "batch_mean"},
+        "loss": {"name": "reinforce"},
+        "aggregation": {"name": "constant_length", "length": 512},
+        "form": "decoupled",
+        "correction": {"name": "gated", "level": "seq", "gate": "binary_kl", "high": 0.005},
+        "kl": {"coefficient": 0.01},
+        "entropy_bonus": 0.001,
+    }
+    path = tmp_path / "trainer.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    built = recipe_of(load(TrainerConfig, ["--config", str(path)]))
+    assert built.advantage == BatchMean()
+    assert built.loss == Reinforce()
+    assert built.settings.objective == Objective(
+        ConstantLength(512),
+        "decoupled",
+        Gated("seq", "mask", "binary_kl", None, 0.005),
+        Kl(0.01, "k3", "rollout"),
+        0.001,
+    )
+
+
+def test_every_plugin_of_the_trainer_can_be_built():
+    needed = {"constant_length": {"length": 8}}
+    for group in ("advantages", "losses", "aggregations", "corrections"):
+        points = entry_points(group=f"treadle.{group}")
+        assert points
+        for point in points:
+            config = PluginConfig(name=point.name, **needed.get(point.name, {}))
+            assert build(f"treadle.{group}", config)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +100,22 @@ def test_the_recipe_of_the_demo_builds(tmp_path):
         pytest.param("rank_timeout_s=0", "rank_timeout_s", id="no-time"),
         pytest.param("prefetch_bytes=-1", "prefetch_bytes", id="less-than-nothing"),
         pytest.param("optimizer.betas=[1.0, 0.9]", "optimizer.betas", id="betas"),
+        pytest.param("advantage.name=gae", "wants the values of a critic", id="critic"),
+        pytest.param("advantage.name=on_policy_distill", "of a teacher", id="teacher"),
+        pytest.param("aggregation.name=token_meen", "did you mean token_mean", id="aggregation"),
+        pytest.param("correction.name=tiss", "did you mean tis", id="correction"),
+        pytest.param("correction.name=tis", "the ratio of form direct weighs", id="twice"),
+        pytest.param(
+            "correction={name: gated, mode: clip}", "form direct weighs", id="twice-by-mode"
+        ),
+        pytest.param("form=decoupled", "correction: expected a plugin", id="uncorrected"),
+        pytest.param("loss={name: reinforce}", "it has no ratio", id="reinforce-off-policy"),
+        pytest.param("kl={coefficient: 0.1, reference: model}", "reference model", id="reference"),
+        pytest.param("kl={coefficient: 0.1, use: reward}", "expected loss", id="kl-in-reward"),
+        pytest.param("kl={coefficient: 0.1, target: 6}", "adaptive", id="adaptive"),
+        pytest.param("kl={coefficient: 0.1, estimator: k1}", "pushes the policy away", id="k1"),
+        pytest.param("kl={coefficient: 0}", "kl.coefficient", id="no-kl"),
+        pytest.param("entropy_bonus=-1", "entropy_bonus", id="bonus"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path, capsys, override, message):
@@ -67,6 +126,7 @@ def test_a_wrong_key_or_value_is_named(tmp_path, capsys, override, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_the_configuration_imports_nothing_heavy():
     code = (
         "import json, sys, treadle_trainer.config; "

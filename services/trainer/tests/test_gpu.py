@@ -5,9 +5,18 @@ import pytest
 import torch
 
 from treadle_trainer.adapters.single import SingleBackend
+from treadle_trainer.core.advantages.rloo import Rloo
+from treadle_trainer.core.corrections.gated import Gated
+from treadle_trainer.core.corrections.mis import Mis
+from treadle_trainer.core.corrections.tis import Tis
+from treadle_trainer.core.kl import Kl
+from treadle_trainer.core.losses.cispo import Cispo
+from treadle_trainer.core.losses.gspo import Gspo
 from treadle_trainer.core.losses.ppo_clip import PpoClip
+from treadle_trainer.core.losses.reinforce import Reinforce
+from treadle_trainer.core.objective import Objective
 from treadle_trainer.core.packing import lay_out
-from treadle_trainer.core.step import StepSettings, update
+from treadle_trainer.core.step import StepSettings, train_step, update
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,6 +62,41 @@ def test_a_step_is_that_of_the_cpu_whatever_the_split(policies, architecture, ma
         found = steps(split, examples, 1, microbatch_tokens)
         assert found.loss == pytest.approx(wanted.loss, abs=1e-5)
         assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-4)
+
+
+OBJECTIVES = {
+    "gspo": (Gspo(), Objective(kl=Kl(0.1), entropy_bonus=0.01)),
+    "cispo-mis": (Cispo(), Objective(correction=Mis(0.5, 2.0))),
+    "reinforce-tis": (Reinforce(), Objective(form="decoupled", correction=Tis())),
+    "reinforce-divergence": (
+        Reinforce(),
+        Objective(form="decoupled", correction=Gated("seq", "mask", "binary_kl", None, 0.1)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("loss", "objective"), OBJECTIVES.values(), ids=OBJECTIVES)
+def test_a_step_of_any_objective_is_that_of_the_cpu_and_the_same_bits_again(
+    policy, make_group, loss, objective
+):
+    groups = [make_group(np.random.default_rng(4), [1.0, 0.0, 0.5, 1.0])]
+
+    def taken(device):
+        backend = SingleBackend(policy, device=device)
+        result = train_step(
+            backend,
+            groups,
+            advantage=Rloo(),
+            loss=loss,
+            settings=StepSettings(64, 1.0, objective),
+            learning_rate=1e-3,
+        )
+        return result, parameters(backend)
+
+    (wanted, _), (found, first), (_, second) = (taken(d) for d in ("cpu", "cuda", "cuda"))
+    assert found.loss == pytest.approx(wanted.loss, abs=1e-5)
+    assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-4)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 def test_a_restored_run_goes_on_bitwise(policy, make_examples, tmp_path):

@@ -20,7 +20,8 @@ from treadle_trainer import wire
 from treadle_trainer.core.advantages.grpo import Grpo
 from treadle_trainer.core.claims import Claim
 from treadle_trainer.core.losses.ppo_clip import PpoClip
-from treadle_trainer.core.step import StepSettings, train_step, weigh
+from treadle_trainer.core.step import StepSettings, train_step
+from treadle_trainer.core.weighing import weigh
 
 CAT = Medium.of(b"nobody stores these bytes", "image/png")
 SPANS = (MediumSpan(CAT.sha256, 1, 2),)

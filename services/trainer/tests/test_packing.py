@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle_core.errors import InvalidFieldError
@@ -28,6 +28,7 @@ def batches(draw):
 
 
 @given(built=batches(), room=st.integers(30, 90))
+@settings(max_examples=50)
 def test_every_trained_token_is_predicted_once_from_the_token_before_it(built, room):
     seen = []
     for microbatch in pack(built, max_tokens=room):
@@ -47,6 +48,7 @@ def test_every_trained_token_is_predicted_once_from_the_token_before_it(built, r
 
 
 @given(built=batches(), room=st.integers(30, 90))
+@settings(max_examples=50)
 def test_segments_lie_whole_and_end_to_end(built, room):
     for microbatch in pack(built, max_tokens=room):
         numbers = microbatch.segment_ids
@@ -62,6 +64,7 @@ def test_segments_lie_whole_and_end_to_end(built, room):
 
 
 @given(built=batches(), room=st.integers(30, 90))
+@settings(max_examples=50)
 def test_fewer_than_twice_the_micro_batches_that_are_needed(built, room):
     tokens = sum(example.num_tokens for example in built if example.num_trained)
     assert len(pack(built, max_tokens=room)) <= 2 * -(-tokens // room)

@@ -1,5 +1,7 @@
 """Several ranks take the step of one: the same gradient, the same faults, the same end."""
 
+import copy
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -86,9 +88,15 @@ LOADING = threading.Lock()
 """transformers loads one model at a time."""
 
 
+@functools.cache
+def loaded(policy):
+    """Never trained itself."""
+    return Kept(policy, device="cpu")
+
+
 def stepped(policy, groups, ranks, microbatch_tokens):
     with LOADING:
-        backend = Kept(policy, device="cpu")
+        backend = copy.deepcopy(loaded(policy))
     result = train_step(
         backend,
         part_of(groups, ranks.rank, ranks.size),
@@ -124,6 +132,7 @@ def test_the_gradient_of_ranks_is_that_of_one_rank_however_episodes_and_segments
         for name in ("loss", "grad_norm"):
             assert getattr(found, name) == pytest.approx(getattr(wanted, name), abs=1e-6)
         assert found.sums == pytest.approx(wanted.sums, abs=1e-4)
+        assert found.spreads == pytest.approx(wanted.spreads, abs=1e-4)
 
 
 @pytest.mark.parametrize("size", [2, 5])

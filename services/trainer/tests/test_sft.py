@@ -24,7 +24,7 @@ def recipe(small, tmp_path):
     content = {
         "model": {"config": str(small / "config.json"), "tokenizer": str(small)},
         "demonstrations": {"name": f"{tmp_path / 'counting.py'}:Counting"},
-        "steps": 40,
+        "steps": 24,
         "batch_size": 9,
         "optimizer": {"learning_rate": 0.04, "warmup_steps": 5},
         "decay_at": 0.75,

@@ -11,6 +11,7 @@ from treadle_trainer.adapters.packed_attention import UnsupportedModelError
 from treadle_trainer.adapters.single import SingleBackend
 from treadle_trainer.core import logprobs as logprobs_module
 from treadle_trainer.core.advantages.grpo import Grpo
+from treadle_trainer.core.losses import Tokens
 from treadle_trainer.core.losses.ppo_clip import PpoClip
 from treadle_trainer.core.packing import Example, lay_out, pack
 from treadle_trainer.core.step import NonFiniteStepError, StepSettings, train_step, update
@@ -43,9 +44,11 @@ def accumulate(backend, examples, microbatch_tokens):
     num_tokens = sum(example.num_trained for example in examples)
     for microbatch in pack(examples, max_tokens=microbatch_tokens):
         found, _ = backend.logprobs(microbatch)
-        arrays = (torch.from_numpy(a) for a in (microbatch.logprobs, microbatch.advantages))
+        arrays = (microbatch.logprobs, microbatch.advantages, microbatch.owners)
+        recorded, advantages, segments = map(torch.from_numpy, arrays)
         mask = torch.ones_like(found, dtype=torch.bool)
-        PpoClip(0.2, 0.28)(found, *arrays, mask, num_tokens=num_tokens).loss.backward()
+        losses = PpoClip(0.2, 0.28)(Tokens(found, recorded, advantages, mask, segments)).losses
+        (losses.sum() / num_tokens).backward()
     found = gradient(backend)
     backend._optimizer.zero_grad()
     return found

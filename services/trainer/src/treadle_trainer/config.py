@@ -1,14 +1,31 @@
 """What the trainer and `treadle sft` are told. Imports nothing heavy."""
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from treadle_runtime.config import Addresses, Config, ServiceConfig
 from treadle_runtime.plugins import PluginConfig, of_group
 
-AdvantageConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.advantages"))]
+_ABSENT = {
+    "gae": "the values of a critic",
+    "on_policy_distill": "the log-probabilities of a teacher",
+}
+"""Estimators of `treadle_trainer.core.advantages` that want what no trainer has yet."""
+
+
+def _has_what_it_wants(config: PluginConfig) -> PluginConfig:
+    if config.name in _ABSENT:
+        raise ValueError(f"{config.name} wants {_ABSENT[config.name]}, which no trainer has yet")
+    return config
+
+
+AdvantageConfig = Annotated[
+    PluginConfig, AfterValidator(_has_what_it_wants), AfterValidator(of_group("treadle.advantages"))
+]
+AggregationConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.aggregations"))]
+CorrectionConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.corrections"))]
 BackendConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.backends"))]
 DemonstrationsConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.demonstrations"))]
 LossConfig = Annotated[PluginConfig, AfterValidator(of_group("treadle.losses"))]
@@ -37,6 +54,38 @@ class OptimizerConfig(Config):
         return self.model_dump(include={"betas", "epsilon", "weight_decay"})
 
 
+class KlConfig(Config):
+    """A divergence from a reference, added to the loss."""
+
+    coefficient: Finite = Field(gt=0)
+    """What its mean over tokens is multiplied with."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    reference: Literal["rollout", "model"] = "rollout"
+    """`rollout`: the log-probabilities that came with the tokens."""
+    use: Literal["loss", "reward"] = "loss"
+    target: Finite | None = None
+    """Divergence that an adaptive coefficient aims at."""
+
+    @model_validator(mode="after")
+    def _can_be_had(self) -> Self:
+        if self.reference == "model":
+            raise ValueError("reference: expected rollout, since no trainer has a reference model")
+        if self.use == "reward":
+            raise ValueError(
+                "use: expected loss, since rewards are told before log-probabilities are computed"
+            )
+        if self.target is not None:
+            raise ValueError(
+                "target: expected none, since checkpoints do not hold an adaptive coefficient"
+            )
+        if self.estimator == "k1":
+            raise ValueError(
+                "estimator: expected k2 or k3, since the gradient of k1 pushes the policy away from"
+                " the one that sampled"
+            )
+        return self
+
+
 class TrainerConfig(ServiceConfig):
     """The trainer: its peers, its plugins, and how often it saves."""
 
@@ -49,6 +98,16 @@ class TrainerConfig(ServiceConfig):
     """Plugin of `treadle.advantages`."""
     loss: LossConfig = PluginConfig(name="ppo_clip")
     """Plugin of `treadle.losses`."""
+    aggregation: AggregationConfig = PluginConfig(name="token_mean")
+    """Plugin of `treadle.aggregations`: how the losses of tokens become one."""
+    form: Literal["direct", "decoupled"] = "direct"
+    """What the ratio of the loss is taken to: the policy that sampled, as recorded, or the one
+    before the step, with a correction for the difference."""
+    correction: CorrectionConfig | None = None
+    """Plugin of `treadle.corrections`: for what sampler and trainer differ in."""
+    kl: KlConfig | None = None
+    entropy_bonus: Finite = Field(default=0.0, ge=0)
+    """What the mean entropy of a token, in nats, is multiplied with before the loss loses it."""
     backend: BackendConfig = PluginConfig(name="single")
     """Plugin of `treadle.backends`."""
     transport: TransportConfig = PluginConfig(name="shared_memory")
@@ -67,6 +126,31 @@ class TrainerConfig(ServiceConfig):
     """Steps between publications; the start and the last step are always published."""
     no_progress_s: Finite = Field(default=600.0, gt=0)
     """Seconds without a batch after which an alarm is given, and given again."""
+
+    @model_validator(mode="after")
+    def _nothing_silently_wrong(self) -> Self:
+        correction = self.correction
+        if self.form == "decoupled" and correction is None:
+            raise ValueError(
+                "correction: expected a plugin with form decoupled, since nothing else makes up for"
+                " the policy that sampled ({name: gated, level: off} says that nothing shall)"
+            )
+        if self.form == "direct" and self.loss.name == "reinforce":
+            raise ValueError(
+                "form: expected decoupled with loss reinforce, since it has no ratio: without a"
+                " correction it takes tokens of older versions for its own"
+            )
+        weighs = correction is not None and (
+            correction.name == "tis"
+            or correction.parameters.get("mode", "mask") != "mask"
+            or correction.parameters.get("level") == "off"
+        )
+        if self.form == "direct" and weighs:
+            raise ValueError(
+                "form: expected decoupled with a correction that weighs, since the ratio of form"
+                " direct weighs the same tokens already"
+            )
+        return self
 
 
 class SftModelConfig(Config):

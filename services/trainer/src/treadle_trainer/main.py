@@ -27,6 +27,8 @@ from treadle_trainer.adapters.process_group import use_gpu
 from treadle_trainer.adapters.refit_client import RefitClient
 from treadle_trainer.checkpoints import NoValidCheckpointError
 from treadle_trainer.config import TrainerConfig
+from treadle_trainer.core.kl import Kl
+from treadle_trainer.core.objective import Objective
 from treadle_trainer.core.schedule import Schedule
 from treadle_trainer.core.step import StepSettings
 from treadle_trainer.launch import Children, Place
@@ -150,10 +152,24 @@ def recipe_of(config: TrainerConfig) -> Recipe:
         advantage=plugins.build("treadle.advantages", config.advantage),
         loss=plugins.build("treadle.losses", config.loss),
         schedule=Schedule(optimizer.learning_rate, optimizer.warmup_steps),
-        settings=StepSettings(config.microbatch_tokens, optimizer.max_grad_norm),
+        settings=StepSettings(
+            config.microbatch_tokens, optimizer.max_grad_norm, objective_of(config)
+        ),
         build_backend=build_backend,
         publish_every=config.publish_every,
         no_progress_s=config.no_progress_s,
+    )
+
+
+def objective_of(config: TrainerConfig) -> Objective:
+    """Builds the plugins; raises PluginError, or InvalidFieldError for what is at odds."""
+    correction, kl = config.correction, config.kl
+    return Objective(
+        aggregation=plugins.build("treadle.aggregations", config.aggregation),
+        form=config.form,
+        correction=plugins.build("treadle.corrections", correction) if correction else None,
+        kl=Kl(kl.coefficient, kl.estimator, kl.reference) if kl else None,
+        entropy_bonus=config.entropy_bonus,
     )
 
 

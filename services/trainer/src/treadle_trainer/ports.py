@@ -45,11 +45,13 @@ class Backend(Protocol):
         """Token ids of the policy lie below this."""
         ...
 
-    def logprobs(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the targets, with gradient, and entropies, without; both [M].
+    def logprobs(
+        self, microbatch: MicroBatch, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the targets, with gradient, and entropies in nats; both [M].
 
-        Under softmax(logits / temperature), in float32 or wider. A segment's do not depend on what
-        it is packed with.
+        The entropies have a gradient where it is asked for. Under softmax(logits / temperature), in
+        float32 or wider. A segment's do not depend on what it is packed with.
         """
         ...
 

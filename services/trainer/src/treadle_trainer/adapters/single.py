@@ -96,7 +96,9 @@ class SingleBackend:
     def vocab_size(self) -> int:
         return int(self._model.config.get_text_config().vocab_size)
 
-    def logprobs(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def logprobs(
+        self, microbatch: MicroBatch, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
         position_ids = self._tensor(microbatch.position_ids)
         rows = SegmentRows.of(self._tensor(microbatch.segment_ids), position_ids)
         output = self._model(
@@ -110,6 +112,7 @@ class SingleBackend:
             output.logits[0],
             self._tensor(microbatch.targets),
             self._tensor(microbatch.temperatures),
+            entropy_gradient=entropy_gradient,
         )
 
     def add_up_gradient(self, ranks: Ranks) -> None:

@@ -26,4 +26,5 @@ def step_metrics(claim: Claim, result: StepResult, *, step: int) -> dict[str, fl
         metrics["reward"] = sum(rewards) / len(rewards)
     if result.num_trained:
         metrics |= {name: value / result.num_trained for name, value in result.sums.items()}
+        metrics |= result.spreads
     return metrics

@@ -33,6 +33,8 @@ class Example:
     """Of every token."""
     temperature: float = 1.0
     """Of the distribution that `logprobs` are of."""
+    weight: float = 1.0
+    """Of every token, by the aggregation."""
 
     def __post_init__(self) -> None:
         """Checks what the shift and the division by the temperature rely on."""
@@ -44,11 +46,10 @@ class Example:
             )
 
     @classmethod
-    def of(cls, segment: Segment, advantage: float) -> "Example":
+    def of(cls, segment: Segment, advantage: float, weight: float = 1.0) -> "Example":
         """The example that a recorded segment is."""
-        return cls(
-            segment.token_ids, segment.trained, segment.logprobs, advantage, segment.temperature
-        )
+        arrays = (segment.token_ids, segment.trained, segment.logprobs)
+        return cls(*arrays, advantage, segment.temperature, weight)
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +85,10 @@ class MicroBatch:
     """Its advantage, [M]."""
     temperatures: NDArray[np.float32]
     """Its temperature, [M]."""
+    weights: NDArray[np.float32]
+    """Its weight, [M]."""
+    owners: NDArray[np.int64]
+    """Number of its segment among those that train a token, [M]; ascending from 0."""
 
     @property
     def num_tokens(self) -> int:
@@ -131,4 +136,6 @@ def lay_out(examples: Sequence[Example]) -> MicroBatch:
         logprobs=np.concatenate([example.logprobs for example in examples])[predicted],
         advantages=np.array([e.advantage for e in examples], np.float32)[owners],
         temperatures=np.array([e.temperature for e in examples], np.float32)[owners],
+        weights=np.array([e.weight for e in examples], np.float32)[owners],
+        owners=np.unique(owners, return_inverse=True)[1],
     )

@@ -9,13 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from treadle_core.episodes import Group, Segment
+from treadle_core.episodes import Group
 from treadle_core.errors import Kind, TreadleError
 from treadle_trainer.core.advantages import Advantage
 from treadle_trainer.core.losses import Loss
+from treadle_trainer.core.objective import Denominators, LossTerm, Measured, Objective
 from treadle_trainer.core.packing import Example, MicroBatch, pack
 from treadle_trainer.core.ranks import ALONE, Ranks
+from treadle_trainer.core.weighing import Weighed, rewards_of, weigh_step
 from treadle_trainer.ports import Backend
+
+QUANTILES = {"ratio_p01": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99, "ratio_max": 1.0}
+"""Metrics: quantiles, over the trained tokens, of probability now over probability recorded."""
 
 
 class NonFiniteStepError(TreadleError):
@@ -33,6 +38,8 @@ class StepSettings:
     """Most tokens of one forward and backward pass; does not change the gradient."""
     max_grad_norm: float
     """Global norm that the gradient is clipped to."""
+    objective: Objective = field(default_factory=Objective)
+    """What the losses of tokens become part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,10 @@ class StepResult:
     num_media: int = 0
     """Segments that would have entered, and show media: no backend here sees any."""
     sums: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Sums over those tokens: `entropy`, in nats, and the loss plugin's own."""
+    """Sums over those tokens: `entropy`, in nats, and those of loss and objective."""
+    spreads: Mapping[str, float] = field(default_factory=dict[str, float])
+    """`QUANTILES`; and of the advantages of the episodes that entered `advantage_std`, the
+    population's, and `advantage_max`, of their magnitudes."""
 
 
 def train_step(
@@ -72,19 +82,15 @@ def train_step(
         NonFiniteStepError: before any parameter was changed; the gradient is forgotten.
         InvalidFieldError: a segment cannot be trained.
     """
-    result = update(
-        backend,
-        [example for group in groups for example in weigh(group, advantage)],
-        loss=loss,
-        settings=settings,
-        learning_rate=learning_rate,
-        ranks=ranks,
-    )
-    num_media = sum(_num_media(group, advantage) for group in groups)
+    weighed = weigh_step(groups, advantage, settings.objective.aggregation, ranks)
+    result = _gather(backend, weighed, loss=loss, settings=settings, ranks=ranks)
+    if result.num_trained:
+        backend.update(learning_rate)
     return replace(
         result,
         num_silent=sum(is_silent(group, advantage) for group in groups),
-        num_media=sum(map(int, ranks.gather(str(num_media).encode()))),
+        num_media=weighed.num_media,
+        spreads={**result.spreads, **weighed.spreads} if result.num_trained else {},
     )
 
 
@@ -98,51 +104,18 @@ def is_finite(
     ranks: Ranks = ALONE,
 ) -> bool:
     """Whether loss and gradient of these groups alone are numbers. Changes no parameter."""
-    examples = [example for group in groups for example in weigh(group, advantage)]
+    weighed = weigh_step(groups, advantage, settings.objective.aggregation, ranks)
     try:
-        _gather(backend, examples, loss=loss, settings=settings, ranks=ranks)
+        _gather(backend, weighed, loss=loss, settings=settings, ranks=ranks)
     except NonFiniteStepError:
         return False
     backend.discard_gradient()
     return True
 
 
-def weigh(group: Group, advantage: Advantage) -> list[Example]:
-    """The segments that enter the loss, each with the advantage of its episode.
-
-    One that shows media does not: without them its tokens have other log-probabilities.
-    """
-    entering = _entering(group, advantage)
-    return [Example.of(segment, value) for segment, value in entering if not segment.media]
-
-
-def _num_media(group: Group, advantage: Advantage) -> int:
-    """Segments that `weigh` leaves out, of those with a token to train."""
-    entering = _entering(group, advantage)
-    return sum(bool(segment.media) and segment.num_trained > 0 for segment, _ in entering)
-
-
-def _entering(group: Group, advantage: Advantage) -> list[tuple[Segment, float]]:
-    """The segments of the episodes that enter, with the advantage of each."""
-    advantages = advantage(rewards_of(group))
-    return [
-        (segment, float(value))
-        for episode, value, enters in zip(
-            group.episodes, advantages.values, advantages.enters, strict=True
-        )
-        for segment in episode.segments
-        if enters
-    ]
-
-
 def is_silent(group: Group, advantage: Advantage) -> bool:
     """Whether no episode of the group enters the loss."""
-    return not advantage(rewards_of(group)).enters.any()
-
-
-def rewards_of(group: Group) -> NDArray[np.float64]:
-    """Rewards of the members, NaN where there is none, [n]."""
-    return np.array([math.nan if e.reward is None else e.reward for e in group.episodes])
+    return not advantage(rewards_of([group])).enters.any()
 
 
 def update(
@@ -154,12 +127,15 @@ def update(
     learning_rate: float,
     ranks: Ranks = ALONE,
 ) -> StepResult:
-    """One optimiser update on examples; their loss is a mean over all tokens of the step.
+    """One optimiser update on examples as they are; their loss is a mean over all their tokens.
 
     The denominator is counted over all ranks before the first forward pass, so that the gradient
     does not depend on how the examples fall into ranks and micro-batches.
     """
-    result = _gather(backend, examples, loss=loss, settings=settings, ranks=ranks)
+    mine = sum(example.num_trained for example in examples)
+    num_tokens = sum(map(int, ranks.gather(str(mine).encode())))
+    weighed = Weighed(tuple(examples), Denominators(num_tokens, num_tokens))
+    result = _gather(backend, weighed, loss=loss, settings=settings, ranks=ranks)
     if result.num_trained:
         backend.update(learning_rate)
     return result
@@ -167,42 +143,52 @@ def update(
 
 def _gather(
     backend: Backend,
-    examples: Sequence[Example],
+    weighed: Weighed,
     *,
     loss: Loss,
     settings: StepSettings,
     ranks: Ranks,
 ) -> StepResult:
     """Gathers and clips the gradient of the examples' loss; raises NonFiniteStepError."""
-    mine = sum(example.num_trained for example in examples)
-    num_tokens = sum(map(int, ranks.gather(str(mine).encode())))
-    if not num_tokens:
+    over = weighed.denominators
+    if not over.num_tokens:
         return StepResult()
-    microbatches = pack(examples, max_tokens=settings.microbatch_tokens)
+    microbatches = pack(weighed.examples, max_tokens=settings.microbatch_tokens)
     total = torch.zeros((), dtype=torch.float64)
     sums: dict[str, torch.Tensor] = {}
+    log_ratios: list[NDArray[np.floating]] = []
     for microbatch in microbatches:
-        term, part = _accumulate(backend, microbatch, loss, num_tokens)
-        total += term
-        for name, value in part.items():
+        term, logprobs = _accumulate(backend, microbatch, loss, settings.objective, over)
+        total += term.loss.detach().double().cpu()
+        for name, value in term.sums.items():
             sums[name] = sums.get(name, 0) + value.double().cpu()
+        log_ratios.append(logprobs.float().cpu().numpy() - microbatch.logprobs)
     numbers = {name: float(value) for name, value in sums.items()}
     found = _summed(
         StepResult(
-            float(total), num_trained=num_tokens, num_microbatches=len(microbatches), sums=numbers
+            float(total),
+            num_trained=over.num_tokens,
+            num_microbatches=len(microbatches),
+            sums=numbers,
+            spreads=_quantiles(log_ratios, ranks),
         ),
         ranks,
     )
     if ranks.size > 1:
         backend.add_up_gradient(ranks)
     found = replace(found, grad_norm=backend.clip_gradient(settings.max_grad_norm))
+    _check_finite(backend, found)
+    return found
+
+
+def _check_finite(backend: Backend, found: StepResult) -> None:
+    """Raises NonFiniteStepError, with the gradient forgotten, where loss or norm is no number."""
     for name, value in (("loss", found.loss), ("grad_norm", found.grad_norm)):
         if not math.isfinite(value):
             backend.discard_gradient()
             raise NonFiniteStepError(
                 f"{name} is {value}", field=name, limit="a finite number", value=value
             )
-    return found
 
 
 def _summed(mine: StepResult, ranks: Ranks) -> StepResult:
@@ -217,18 +203,38 @@ def _summed(mine: StepResult, ranks: Ranks) -> StepResult:
     return replace(mine, loss=loss, num_microbatches=microbatches, sums=sums)
 
 
+def _quantiles(mine: Sequence[NDArray[np.floating]], ranks: Ranks) -> dict[str, float]:
+    """Quantiles of the ratios of all ranks; none where a log-ratio is no number."""
+    said = np.concatenate([np.empty(0, np.float32), *mine]).astype(np.float32).tobytes()
+    log_ratios = np.frombuffer(b"".join(ranks.gather(said)), np.float32)
+    if not np.isfinite(log_ratios).all():
+        return {}
+    found = np.exp(np.quantile(log_ratios.astype(np.float64), list(QUANTILES.values())))
+    return dict(zip(QUANTILES, found.tolist(), strict=True))
+
+
 def _accumulate(
-    backend: Backend, microbatch: MicroBatch, loss: Loss, num_tokens: int
-) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-    """Adds a micro-batch's gradient; returns its share of the loss and its sums."""
-    logprobs, entropy = backend.logprobs(microbatch)
+    backend: Backend,
+    microbatch: MicroBatch,
+    loss: Loss,
+    objective: Objective,
+    over: Denominators,
+) -> tuple[LossTerm, torch.Tensor]:
+    """Adds a micro-batch's gradient; returns its share of the loss, and its log-probabilities."""
+    if objective.entropy_bonus:
+        logprobs, entropy = backend.logprobs(microbatch, entropy_gradient=True)
+    else:
+        logprobs, entropy = backend.logprobs(microbatch)
     device = logprobs.device
-    term = loss(
-        logprobs,
-        torch.from_numpy(microbatch.logprobs).to(device),
-        torch.from_numpy(microbatch.advantages).to(device),
-        torch.ones_like(logprobs, dtype=torch.bool),
-        num_tokens=num_tokens,
+    measured = Measured(
+        logprobs=logprobs,
+        recorded=torch.from_numpy(microbatch.logprobs).to(device),
+        advantages=torch.from_numpy(microbatch.advantages).to(device),
+        weights=torch.from_numpy(microbatch.weights).to(device),
+        mask=torch.ones_like(logprobs, dtype=torch.bool),
+        segments=torch.from_numpy(microbatch.owners).to(device),
+        entropy=entropy,
     )
+    term = objective(loss, measured, over)
     term.loss.backward()
-    return term.loss.detach().double().cpu(), {**term.sums, "entropy": entropy.sum()}
+    return term, logprobs.detach()

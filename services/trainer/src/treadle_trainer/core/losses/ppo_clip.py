@@ -1,5 +1,7 @@
-"""Loss plugin `ppo_clip`: the clipped surrogate on the recorded log-probabilities.
+"""Loss plugin `ppo_clip`: the clipped surrogate.
 
+"Proximal Policy Optimization Algorithms" (arXiv 1707.06347); two bounds as in "DAPO" (arXiv
+2503.14476), the dual clip as in "Mastering Complex Control in MOBA Games" (arXiv 1912.09729).
 Shapes: T = predicted tokens.
 """
 
@@ -9,10 +11,7 @@ import torch
 from torch import Tensor
 
 from treadle_core.errors import InvalidFieldError
-from treadle_trainer.core.losses import LossTerm, token_mean
-
-MAX_LOG_RATIO = 30.0
-"""Log-ratios are clamped to ± this; beyond it there is no gradient."""
+from treadle_trainer.core.losses import TokenLosses, Tokens, ratio_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class PpoClip:
     """Loss plugin `ppo_clip`. Its fields are its configuration.
 
     The loss of a token is -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), where r is its
-    probability now over its probability when it was sampled.
+    probability now over its old probability.
     """
 
     clip_low: float = 0.2
@@ -30,42 +29,18 @@ class PpoClip:
 
     def __post_init__(self) -> None:
         """Refuses bounds that make no interval around 1."""
-        if not 0 < self.clip_low <= 1:
-            raise InvalidFieldError("clip_low", limit="in (0, 1]", value=self.clip_low)
-        if not self.clip_high > 0:
-            raise InvalidFieldError("clip_high", limit="> 0", value=self.clip_high)
+        check_bounds(self.clip_low, self.clip_high)
         if self.dual_clip is not None and not self.dual_clip > 1:
             raise InvalidFieldError("dual_clip", limit="> 1", value=self.dual_clip)
 
-    def __call__(
-        self,
-        logprobs_T: Tensor,
-        recorded_T: Tensor,
-        advantages_T: Tensor,
-        mask_T: Tensor,
-        *,
-        num_tokens: int,
-    ) -> LossTerm:
-        """The loss, and sums.
+    def __call__(self, tokens: Tokens) -> TokenLosses:
+        """The loss of each token; sums as `ratio_sums`."""
+        log_ratio_T = tokens.log_ratio
+        losses_T, clipped_T = self.surrogate(log_ratio_T, tokens.finite_advantages)
+        return TokenLosses(losses_T, ratio_sums(log_ratio_T, clipped_T, tokens.mask))
 
-        `clip_fraction` counts tokens whose surrogate is clipped, `ratio` is r, and `kl_k1` and
-        `kl` (k3) estimate the divergence of the policy from the one that sampled, in nats.
-        """
-        log_ratio_T = _log_ratio(logprobs_T, recorded_T, mask_T)
-        losses_T, clipped_T = self.token_losses(log_ratio_T, advantages_T)
-        with torch.no_grad():
-            ratio_T = log_ratio_T.exp()
-            sums = {
-                "clip_fraction": (clipped_T & mask_T).sum(),
-                "kl_k1": -log_ratio_T.sum(),
-                "kl": (ratio_T - 1 - log_ratio_T).sum(),
-                "ratio": torch.where(mask_T, ratio_T, 0.0).sum(),
-            }
-        return LossTerm(token_mean(losses_T, mask_T, num_tokens), sums)
-
-    def token_losses(self, log_ratio_T: Tensor, advantages_T: Tensor) -> tuple[Tensor, Tensor]:
+    def surrogate(self, log_ratio_T: Tensor, advantages_T: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of each token, and bool: its surrogate is clipped."""
-        advantages_T = advantages_T.nan_to_num(0.0, posinf=0.0, neginf=0.0)
         ratio_T = log_ratio_T.exp()
         plain_T = ratio_T * advantages_T
         clipped_T = ratio_T.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages_T
@@ -76,8 +51,9 @@ class PpoClip:
         return -surrogate_T, clipped_T < plain_T
 
 
-def _log_ratio(logprobs_T: Tensor, recorded_T: Tensor, mask_T: Tensor) -> Tensor:
-    """Clamped log-ratio, 0 off the mask: a NaN after exp would still poison the gradient."""
-    log_ratio_T = torch.where(mask_T, logprobs_T - recorded_T, 0.0)
-    log_ratio_T = log_ratio_T.nan_to_num(0.0, posinf=MAX_LOG_RATIO, neginf=-MAX_LOG_RATIO)
-    return log_ratio_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def check_bounds(clip_low: float, clip_high: float) -> None:
+    """Raises InvalidFieldError unless 1 - clip_low to 1 + clip_high is an interval around 1."""
+    if not 0 < clip_low <= 1:
+        raise InvalidFieldError("clip_low", limit="in (0, 1]", value=clip_low)
+    if not clip_high > 0:
+        raise InvalidFieldError("clip_high", limit="> 0", value=clip_high)
