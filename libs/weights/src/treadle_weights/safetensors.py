@@ -99,21 +99,32 @@ def encode(layout: Layout, metadata: Mapping[str, str]) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-def decode(data: NDArray[np.uint8]) -> Header:
-    """Reads and proves the header of a file's bytes; tensors fill the rest without a gap.
+def header_bytes(data: NDArray[np.uint8]) -> int:
+    """How many bytes `decode` needs of a file that begins with `data`; not proved.
 
-    Raises SafetensorsError, and reads nothing beyond what is there.
+    Raises SafetensorsError where it does not say.
     """
     if data.size < _LENGTH.size:
         raise _corrupt("size", f">= {_LENGTH.size} bytes", data.size)
     (length,) = _LENGTH.unpack(data[: _LENGTH.size].tobytes())
+    return _LENGTH.size + length
+
+
+def decode(data: NDArray[np.uint8], size: int | None = None) -> Header:
+    """Reads and proves the header of a file; tensors fill the rest without a gap.
+
+    `data` are all its bytes, or of its `size` bytes the first, with the whole header. Raises
+    SafetensorsError, and reads nothing beyond what is there.
+    """
+    length = header_bytes(data) - _LENGTH.size
     most = min(LARGEST_HEADER, data.size - _LENGTH.size)
     if not 2 <= length <= most or length % _ALIGNMENT:
         raise _corrupt("header", f"a multiple of {_ALIGNMENT}, 2 to {most} bytes", length)
     begin = _LENGTH.size + length
     entries = _parsed(data[_LENGTH.size : begin].tobytes())
     metadata = _metadata(entries.pop(_METADATA, {}))
-    return Header(_layout(entries, data.size - begin), metadata, begin)
+    whole = data.size if size is None else size
+    return Header(_layout(entries, whole - begin), metadata, begin)
 
 
 def _metadata(entry: object) -> dict[str, str]:

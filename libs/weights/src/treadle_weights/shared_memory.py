@@ -6,6 +6,7 @@ with the process, so an arena without one has lost its sender.
 
 import mmap
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from treadle_weights.transport import (
     ArenaHeldError,
     ArenaMissingError,
     LoadOrder,
+    Receipt,
     Stored,
 )
 
@@ -116,10 +118,13 @@ class Receiver:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
+    def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> Receipt:
         arenas.check_received(order, target, buffer)
+        began_at = time.monotonic()
         execute(order.copies, order.source, target, self._bytes_of(order.arena), buffer)
+        loaded_at = time.monotonic()
         arenas.verify(order, target, buffer)
+        return Receipt(0.0, loaded_at - began_at, time.monotonic() - loaded_at, 0)
 
     def _bytes_of(self, arena: Arena) -> NDArray[np.uint8]:
         path = _checked_path(arena, self._directory)

@@ -40,6 +40,34 @@ class ArenaCorruptError(TreadleError):
     reason = "ARENA_CORRUPT"
 
 
+class VersionBackError(TreadleError):
+    """A version older than the newest one; none goes back."""
+
+    kind = Kind.PRECONDITION
+    reason = "VERSION_BACK"
+
+
+class TransferBusyError(TreadleError):
+    """This end is sending or receiving another version, or this one, already."""
+
+    kind = Kind.PRECONDITION
+    reason = "TRANSFER_BUSY"
+
+
+class TransferLostError(TreadleError):
+    """No whole version came in time, whoever was asked again; the one before is served on."""
+
+    kind = Kind.UNAVAILABLE
+    reason = "TRANSFER_LOST"
+
+
+class EpochMismatchError(TreadleError):
+    """The other end is in a group that this one never formed."""
+
+    kind = Kind.PRECONDITION
+    reason = "EPOCH_MISMATCH"
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
     """Where the bytes of one version lie."""
@@ -61,6 +89,26 @@ class LoadOrder:
     """The plan from `source` to the engine's layout."""
     digests: Mapping[str, int]
     """Expected digest of each tensor of the engine, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """How a version arrived: where its time went, in seconds, and what was moved."""
+
+    wire_s: float
+    """Until its last byte had come; 0 where the bytes lay within reach."""
+    load_s: float
+    """Placing what was not placed while others were on the wire."""
+    verify_s: float
+    """Comparing digests."""
+    wire_bytes: int
+    """That travelled to this engine."""
+    launches: int = 0
+    """In how many broadcasts."""
+    encoding: str = "dense"
+    """`dense` or `delta`."""
+    epoch: int = 0
+    """Of the group that carried it; 0 for transports without groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +154,12 @@ class WeightSender(Protocol):
 class WeightReceiver(Protocol):
     """An engine's end. Methods block; call them off an event loop."""
 
-    def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> None:
+    def receive(self, order: LoadOrder, target: Layout, buffer: NDArray[np.uint8]) -> Receipt:
         """Copies a version into `buffer`, laid out as `target`, and verifies every tensor.
 
-        Raises ArenaMissingError, ArenaCorruptError naming a tensor, InvalidFieldError; `buffer`
-        then holds anything.
+        Raises ArenaMissingError, ArenaCorruptError naming a tensor, InvalidFieldError, and over a
+        wire TransferBusyError, TransferLostError and EpochMismatchError; `buffer` then holds
+        anything, but for TransferBusyError.
         """
         ...
 

@@ -1,10 +1,12 @@
 """What people are told of versions and engines: log lines, and a row of metrics per version."""
 
 import logging
+from collections.abc import Sequence
 
 from treadle_refit.core.fleet import EngineState, Report
 from treadle_refit.core.publication import Publication
 from treadle_runtime.tracker import Tracker
+from treadle_weights.plan import Copy
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,24 @@ def tell_engine(report: Report, before: EngineState, state: EngineState) -> None
             report.failed,
             report.failure,
         )
+
+
+def tell_plan(
+    tracker: Tracker, publication: Publication, report: Report, copies: Sequence[Copy]
+) -> None:
+    """One row (docs/metrics.md) for each new pair of layouts of an engine."""
+    tracker.log(
+        "plan",
+        {
+            "version": publication.version,
+            "engine": report.engine_id,
+            "tensors": len(report.layout.by_tensor),
+            "copies": len(copies),
+            "bytes": sum(rectangle.size for rectangle in report.layout.rectangles),
+            "source_ranks": len({copy.source_rank for copy in copies}),
+            "target_ranks": len({copy.target_rank for copy in copies}),
+        },
+    )
 
 
 def tell_commit(tracker: Tracker, publication: Publication, *, began_at: float, now: float) -> None:

@@ -20,7 +20,7 @@ from treadle_refit.core.errors import (
 from treadle_refit.core.fleet import Fleet, Report
 from treadle_refit.core.orders import Alias, Discard, Install
 from treadle_refit.core.publication import Publication, Versions
-from treadle_refit.news import tell_commit, tell_engine
+from treadle_refit.news import tell_commit, tell_engine, tell_plan
 from treadle_refit.ports import VersionLedger
 from treadle_refit.recovery import recovered
 from treadle_runtime.failpoints import failpoint
@@ -74,6 +74,8 @@ class Reconciler:
         self._on_news = on_news
         self._fleet = Fleet(limits.dead_after_s)
         self._known: Versions | None = None
+        self._planned: dict[str, tuple[Layout, Layout]] = {}
+        """The layouts of the last plan of each engine."""
         self._publishing = asyncio.Lock()
         self._bell = asyncio.Event()
         self._closing = False
@@ -200,6 +202,7 @@ class Reconciler:
             if dead := self._fleet.bury(now):
                 for engine in dead:
                     log.warning("engine %s is dead", engine.report.engine_id)
+                    self._planned.pop(engine.report.engine_id, None)
                 self._ring()
             end = await self._end_stuck()
             await self._news(end, self._fleet.next_change(self._clock()))
@@ -245,6 +248,10 @@ class Reconciler:
             self._fleet.forget(report.engine_id)
             self._ring()
             raise
+        layouts = (publication.layout, report.layout)
+        if self._planned.get(report.engine_id) != layouts:
+            self._planned[report.engine_id] = layouts
+            tell_plan(self._tracker, publication, report, copies)
         digests = {name: publication.digests[name] for name in report.layout.by_tensor}
         return LoadOrder(
             publication.version, publication.arena, publication.layout, copies, digests

@@ -12,7 +12,7 @@ from treadle_rollout.ports import Alias, Discard, Engine, Install, Membership, O
 from treadle_runtime import telemetry
 from treadle_runtime.failpoints import failpoint
 from treadle_runtime.tracker import Tracker
-from treadle_weights.transport import LoadOrder, WeightReceiver
+from treadle_weights.transport import LoadOrder, Receipt, VersionBackError, WeightReceiver
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class Fleet:
         self._done = done
         self._tracker = tracker
         self._load_s = 0.0
+        self._receipt = Receipt(0.0, 0.0, 0.0, 0)
         self._member = Membership(serving=engine.served_version)
         self._refusal = ""
 
@@ -68,6 +69,8 @@ class Fleet:
             order = await self._attend(WAIT_S)
             # Orders follow from what we say: one that is not understood is given again.
             match order:
+                case LoadOrder() | Install() | Alias() if order.version < self._member.serving:
+                    await self._refuse(order)
                 case LoadOrder() if order.version not in (
                     self._member.verified,
                     self._member.serving,
@@ -104,6 +107,20 @@ class Fleet:
         self._refusal = ""
         return order
 
+    async def _refuse(self, order: LoadOrder | Install | Alias) -> None:
+        """No version goes back, whoever orders it: what is served is served on."""
+        serving = self._member.serving
+        error = VersionBackError(
+            f"version {order.version} comes after {serving}",
+            field="version",
+            limit=f"> {serving}, which is served",
+            value=order.version,
+        )
+        log.warning("refit: %s: %s", error.reason, error.message)
+        failure = f"{error.reason}: {error.message}"
+        self._member = replace(self._member, failed=order.version, failure=failure)
+        await self._unless_done(asyncio.sleep(_AGAIN_S))
+
     async def _load(self, order: LoadOrder) -> None:
         """Loads in a thread and goes on attending, so that a long load is no silence."""
         if order.version == self._member.failed:
@@ -119,7 +136,7 @@ class Fleet:
         while not (await asyncio.wait({loading}, timeout=BEAT_S))[0]:
             await self._call(0.0)
         try:
-            await loading
+            self._receipt = await loading
         except TreadleError as error:
             log.warning("version %d was not loaded: %s", order.version, error.message)
             self._member = replace(
@@ -162,9 +179,24 @@ class Fleet:
         return clock() - began_at
 
     def _row(self, order: Install | Alias, install_s: float, *, load_s: float, size: int) -> None:
-        row = {"version": order.version, "bytes": size, "aliased": int(isinstance(order, Alias))}
-        seconds = {"load_s": round(load_s, 6), "install_s": round(install_s, 6)}
-        self._tracker.log("version", row | seconds)
+        aliased = isinstance(order, Alias)
+        receipt = Receipt(0.0, 0.0, 0.0, 0, encoding="alias") if aliased else self._receipt
+        row = {"version": order.version, "bytes": size, "aliased": int(aliased)}
+        seconds = {
+            "load_s": load_s,
+            "wire_s": receipt.wire_s,
+            "place_s": receipt.load_s,
+            "verify_s": receipt.verify_s,
+            "install_s": install_s,
+        }
+        moved = {
+            "wire_bytes": receipt.wire_bytes,
+            "launches": receipt.launches,
+            "encoding": receipt.encoding,
+            "group_epoch": receipt.epoch,
+        }
+        rounded = {name: round(value, 6) for name, value in seconds.items()}
+        self._tracker.log("version", row | rounded | moved)
 
     async def _unless_done(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Waits for `work`, or for the end or the draining of this replica if that is sooner."""
