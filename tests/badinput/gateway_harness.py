@@ -25,7 +25,7 @@ async def running_gateway(folder: Path) -> AsyncGenerator[World]:
         model_name=MODEL,
         max_context=2048,
         log=folder / "gateway.log",
-        limits=Limits(body_s=0.5),
+        limits=Limits(body_s=1.5),
     )
     policy = Scripted(write_model(folder / "model"))
     async with serving(settings, policy) as world:

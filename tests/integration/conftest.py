@@ -19,7 +19,7 @@ def engine():
 @pytest.fixture(scope="session")
 def images(engine):
     """Has the public images there."""
-    container_images.provide(engine, "redis:7", "nats:2")
+    container_images.provide(engine, "python:3.11-slim", "redis:7", "nats:2")
     return engine
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from treadle_rollout.adapters.transformers_engine.engine import TransformersEngine
 from treadle_rollout.conformance.subject import Ids
+from treadle_rollout.ports import Engine
 from treadle_weights.layouts import whole
 
 VOCABULARY = 16
@@ -52,7 +53,7 @@ class TinyModel:
 
     def engine(
         self, *, slots: int, max_context: int, stop_tokens: tuple[int, ...] = (), seed: int = 0
-    ) -> TransformersEngine:
+    ) -> Engine:
         return TransformersEngine(
             self.folder,
             max_context,

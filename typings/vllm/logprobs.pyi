@@ -1,0 +1,3 @@
+class FlatLogprobs:
+    token_ids: list[int]
+    logprobs: list[float]

@@ -1,0 +1,3 @@
+import torch
+
+def dispatch_cpu_unquantized_gemm(layer: torch.nn.Module, remove_weight: bool) -> None: ...
