@@ -33,6 +33,8 @@ from treadle_weights.transport import (
     VersionBackError,
 )
 
+pytestmark = pytest.mark.component
+
 SOURCE = whole({"a": ("float32", (40, 60)), "b": ("bfloat16", (5000,)), "c": ("float32", ())})
 TARGET = Layout(
     (

@@ -78,13 +78,13 @@ MIXED = [
 """What a model could break whose tokens meet elsewhere than in attention."""
 
 
-@pytest.mark.conformance
+@pytest.mark.component
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 async def test_conforms(check: conformance.Check, subjects: Callable[[str], TinyModel]) -> None:
     await conformance.run(check, subjects("qwen3"))
 
 
-@pytest.mark.conformance
+@pytest.mark.component
 @pytest.mark.parametrize(
     ("check", "model"),
     [(check, name) for name in CONFIGS if name != "qwen3" for check in EACH]

@@ -25,6 +25,8 @@ from treadle_trainer.core.shares import share_out, shares
 from treadle_trainer.core.step import StepSettings, train_step
 from treadle_trainer.training import BatchFaultyError
 
+pytestmark = pytest.mark.component
+
 
 class Thread:
     """One of several ranks that are threads of this process."""

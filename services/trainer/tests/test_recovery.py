@@ -8,6 +8,8 @@ from treadle_trainer.adapters.in_memory import MemoryRefit
 from treadle_trainer.adapters.single import SingleBackend
 from treadle_trainer.checkpoints import NoValidCheckpointError
 
+pytestmark = pytest.mark.component
+
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours may catch it."""

@@ -12,6 +12,8 @@ from treadle_trainer import replay, wire
 from treadle_trainer.core.claims import Claim
 from treadle_trainer.core.schedule import Schedule
 
+pytestmark = pytest.mark.component
+
 
 @pytest.fixture
 def export(make_run, tmp_path):

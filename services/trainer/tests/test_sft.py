@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from treadle_trainer import sft
 from treadle_trainer.core.demonstrations import Demonstration
 
+pytestmark = pytest.mark.component
+
 PLUGIN = """
 from treadle_trainer.core.demonstrations import Demonstration
 
