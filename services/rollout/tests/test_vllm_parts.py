@@ -16,7 +16,7 @@ from treadle_rollout.adapters.vllm_engine.sampling import (
     grammar_of,
     parameters,
 )
-from treadle_rollout.adapters.vllm_engine.turns import Served, Turn
+from treadle_rollout.adapters.vllm_engine.turns import Turn
 from treadle_rollout.adapters.vllm_engine.worker import ArrivalWorker
 from treadle_rollout.conformance.tiny_model import SHAPE, TinyModel
 from treadle_rollout.core.errors import NonFiniteLogprobError, UnsupportedModelError
@@ -71,9 +71,9 @@ def test_a_schema_is_the_grammar_of_its_texts() -> None:
 
 def test_a_turn_stamps_each_token_with_what_was_served_when_it_came() -> None:
     turn = Turn(4, STOPS)
-    turn.add([5, 6], [-0.5, -1.0], Served(7, 7))
-    turn.add([8], [-2.0], Served(9, 7))
-    turn.add([1], [-0.25], Served(10, 10))
+    turn.add([5, 6], [-0.5, -1.0], [7, 7])
+    turn.add([8], [-2.0], [9])
+    turn.add([1], [-0.25], [10])
 
     whole = turn.piece(0, last=True)
 
@@ -83,12 +83,12 @@ def test_a_turn_stamps_each_token_with_what_was_served_when_it_came() -> None:
     assert whole.context_version.tolist() == [7, 7, 9, 10]
     assert not whole.length
     assert turn.piece(0, last=False).length is False
-    assert turn.stamped() == [("7", 3), ("10", 1)]
+    assert turn.spans() == [(7, 2), (9, 1), (10, 1)]
 
 
 def test_a_turn_without_a_stop_token_ended_for_its_length() -> None:
     turn = Turn(4, STOPS)
-    turn.add([5], [-0.5], Served(1, 1))
+    turn.add([5], [-0.5], [1])
 
     assert turn.piece(0, last=True).length
     assert not turn.piece(0, last=False).length
@@ -99,7 +99,7 @@ def test_a_token_without_a_finite_logprob_fails_the_turn(logprobs: list[float]) 
     turn = Turn(4, STOPS)
 
     with pytest.raises(NonFiniteLogprobError, match=r"version 2 .* position 5"):
-        turn.add([5, 6], logprobs, Served(2, 2))
+        turn.add([5, 6], logprobs, [2, 2])
 
 
 def _folder(config: Any, path: Path) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from treadle_rollout.adapters.transformers_engine.stops import stop_token_ids
 from treadle_rollout.adapters.vllm_engine import sampling, versions
 from treadle_rollout.adapters.vllm_engine.arrival import Arrival, Policy
 from treadle_rollout.adapters.vllm_engine.constraints import follows
-from treadle_rollout.adapters.vllm_engine.turns import Served, Turn
+from treadle_rollout.adapters.vllm_engine.turns import Turn
 from treadle_rollout.core.errors import (
     EngineBrokenError,
     EngineClosedError,
@@ -41,6 +41,13 @@ hands on at least one chunk of what it has received in every turn; a chunk may h
 what was sampled for cancelled calls, and the steps of a pause are at most 2 * 4096 / 128 chunks."""
 
 _T = TypeVar("_T")
+
+
+class Served(NamedTuple):
+    """What is served: a version, and the one that brought its weights (an alias brings none)."""
+
+    version: int
+    weights: int
 
 
 class _BrokenPromiseError(Exception):
@@ -212,27 +219,18 @@ class VllmEngine:
         """
         if version < max(self.served_version, 1):
             raise InvalidFieldError("version", limit=f">= {self.served_version}", value=version)
-        swap = asyncio.ensure_future(self._run(self._install(version)))
-        try:
-            await asyncio.shield(swap)
-        except asyncio.CancelledError:
-            await asyncio.wait([swap])
-            raise
+        await self._wholly(self._install(version))
 
     async def alias(self, version: int) -> None:
         """Serves on under another number: the weights of `version` are those served, bit for bit.
+
+        Calls in flight go on with the keys that they have.
 
         Raises:
             InvalidFieldError: nothing is served, or a newer version.
             EngineClosedError, EngineBrokenError: as `generate`.
         """
-        async with self._swapping:
-            if self._ended is not None:
-                raise self._ended()
-            if not 0 < self._served.version <= version:
-                limit = f">= {self._served.version} > 0"
-                raise InvalidFieldError("version", limit=limit, value=version)
-            self._served = self._served._replace(version=version)
+        await self._wholly(self._alias(version))
 
     async def close(self) -> None:
         """Fails what runs with EngineClosedError and ends vLLM; may be called again."""
@@ -241,6 +239,15 @@ class VllmEngine:
             await asyncio.wait(self._tasks)
         self._arrival.unlink()
         await asyncio.to_thread(self._core.shutdown)
+
+    async def _wholly(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs it to its end, also where the caller is cancelled, who waits for it."""
+        swap = asyncio.ensure_future(self._run(work))
+        try:
+            await asyncio.shield(swap)
+        except asyncio.CancelledError:
+            await asyncio.wait([swap])
+            raise
 
     async def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Does it in a task of its own, which ends with the engine; names the engine's failures."""
@@ -272,7 +279,11 @@ class VllmEngine:
     async def _sample(self, request: GenerationRequest, heard: Heard | None) -> Generated:
         await self._open.wait()
         prompt = request.token_ids
+        # A turn that nobody hears comes whole where vLLM says which weights sampled it: an output a
+        # token costs more than the token.
+        whole = heard is None and self._core.reports
         params = versions.sampling_params(
+            whole=whole,
             grammar=sampling.grammar_of(request.sampling),
             **sampling.parameters(
                 request.sampling, room=self._max_context - prompt.size, stops=self._stops
@@ -289,7 +300,7 @@ class VllmEngine:
                 async for output in stream:
                     self._outputs += 1
                     try:
-                        self._take(output, turn, heard)
+                        self._take(output, turn, heard, whole=whole)
                     except NonFiniteLogprobError as error:
                         self._non_finite += 1
                         if math.isnan(float(error.value)):
@@ -300,14 +311,21 @@ class VllmEngine:
             self._submitted -= 1
         return turn.piece(0, last=True)
 
-    def _take(self, output: Any, turn: Turn, heard: Heard | None) -> None:
+    def _take(self, output: Any, turn: Turn, heard: Heard | None, *, whole: bool) -> None:
         """Adds what is new to the turn, and tells it."""
         start, said = len(turn), output.outputs[0]
-        turn.add(said.token_ids, said.logprobs.logprobs if said.logprobs else (), self._served)
-        if output.finished:
+        logprobs = said.logprobs.logprobs if said.logprobs else ()
+        spans = [(self._served.version, len(said.token_ids))]
+        if whole:
+            spans = self._core.reported(output)
+        if sum(count for _, count in spans) != len(said.token_ids):
+            raise _BrokenPromiseError(f"{len(said.token_ids)} tokens are said to be {spans}")
+        stamps = [version for version, count in spans for _ in range(count)]
+        turn.add(said.token_ids, logprobs, stamps)
+        if output.finished and self._core.reports:
             reported = self._core.reported(output)
-            if reported is not None and list(reported) != turn.stamped():
-                raise _BrokenPromiseError(f"of {list(reported)} came {turn.stamped()}")
+            if reported != turn.spans():
+                raise _BrokenPromiseError(f"of {reported} came {turn.spans()}")
         if heard is not None and len(turn) > start:
             heard(turn.piece(start, last=output.finished))
 
@@ -329,8 +347,18 @@ class VllmEngine:
                 arrival.unlink()
                 self._mapped = True
             await self._core.on_workers("treadle_install")
-            await self._core.label(str(version))
+            await self._core.label(version)
             self._served = Served(version, version)
+            await self._resume()
+
+    async def _alias(self, version: int) -> None:
+        async with self._swapping:
+            if not 0 < self._served.version <= version:
+                limit = f">= {self._served.version} > 0"
+                raise InvalidFieldError("version", limit=limit, value=version)
+            await self._pause()
+            await self._core.label(version)
+            self._served = self._served._replace(version=version)
             await self._resume()
 
     async def _clean(self, call: str) -> None:

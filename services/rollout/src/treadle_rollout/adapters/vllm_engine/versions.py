@@ -98,7 +98,7 @@ class EngineCore:
 
     def __init__(self, engine: AsyncLLMEngine) -> None:
         self._engine = engine
-        self._reports = "weight_versions" in _fields_of_an_output()
+        self.reports = "weight_versions" in _fields_of_an_output()
         """It says of each token which weights sampled it; since 0.32 or shortly before."""
 
     def stream(self, call: str, token_ids: Sequence[int], salt: str, params: SamplingParams) -> Any:
@@ -132,29 +132,32 @@ class EngineCore:
         """Calls a method of every worker."""
         await self._engine.collective_rpc(method, args=arguments)
 
-    async def label(self, weights: str) -> None:
-        """Names the weights of a paused engine, for versions that report them."""
-        if self._reports:
-            await self._engine.update_weight_version(weights)
+    async def label(self, version: int) -> None:
+        """Names the weights of a paused engine, where it reports them."""
+        if self.reports:
+            await self._engine.update_weight_version(str(version))
 
-    def reported(self, output: RequestOutput) -> Sequence[tuple[str, int]] | None:
-        """Of a last output: names of weights and how many tokens they sampled, in order."""
-        spans: Any = output.outputs[0].weight_versions if self._reports else None
-        return None if spans is None else [(span.version, span.end - span.start) for span in spans]
+    def reported(self, output: RequestOutput) -> list[tuple[int, int]]:
+        """Of a last output, where it reports them: versions, and how many tokens each sampled."""
+        spans: Any = output.outputs[0].weight_versions
+        return [(int(span.version), span.end - span.start) for span in spans or ()]
 
     def shutdown(self) -> None:
         """Ends its processes; blocks until they have ended."""
         self._engine.shutdown()
 
 
-def sampling_params(*, grammar: str | None, **pinned: Any) -> SamplingParams:
-    """Sampling of one call: outputs hold what is new in them, and each token's log-probability."""
+def sampling_params(*, grammar: str | None, whole: bool, **pinned: Any) -> SamplingParams:
+    """Sampling of one call, with each token's log-probability.
+
+    Its one output is the whole turn, or outputs hold what is new in them.
+    """
     return SamplingParams(
         **pinned,
         logprobs=0,  # of the sampled token alone
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
+        output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
         structured_outputs=None if grammar is None else StructuredOutputsParams(grammar=grammar),
     )
 
