@@ -47,6 +47,7 @@ COVERED = {
     r"python tools/(lines|pants|docs|protos|containers)\.py.*": "Makefile",
     r"python (services/.*/benches|tools)/(engine|throughput|window|step|overlap)\.py.*": "Makefile",
     r"python services/experience/benches/(growth|store|recovery|trainable)\.py.*": "Makefile",
+    r"python services/.*/benches/(refit|vllm_engine)\.py.*": "Makefile",
     r"python libs/payloads/benches/(upload|fetch|far)\.py.*": "Makefile",
     r"python services/experience/benches/peers/plane\.py.*": "Makefile",
     r"python tools/learning\.py .*": "docs/learning.json",
