@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,24 @@ async def test_deaths_in_a_row_wait_longer_and_longer(
     assert len(deaths(tmp_path)) == 6
 
 
+async def test_a_child_that_has_answered_is_not_given_up_for_some_short_lives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server does that a full disk ends as soon as it is up."""
+    monkeypatch.setattr(supervisor, "_MOST_OF_PROVEN", 9)
+    code = "import time; time.sleep(0.2); raise SystemExit('no room')"
+    ill = replace(child(tmp_path, "ill", code), answers=lambda: True)
+    watched = Supervisor([ill], JsonlTracker(tmp_path / "lives.jsonl"), hung_s=0.6)
+    watched.start()
+
+    with caplog.at_level(logging.WARNING), pytest.raises(ChildFailedError, match="no room"):
+        await asyncio.wait_for(watched.until_done(["ill"]), 30)
+
+    waits = [r.args[-1] for r in caplog.records if "restarted in" in r.getMessage() and r.args]
+    assert waits == [0.01] * 8  # each came up: there is nothing to wait longer and longer for
+    assert len(deaths(tmp_path)) == 9
+
+
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether it answered, at every look at a child."""
@@ -211,7 +230,10 @@ async def test_a_child_that_stands_still_is_killed_and_started_again(
 async def test_a_child_that_has_not_answered_yet_is_starting(
     tmp_path: Path, looks: list[bool]
 ) -> None:
-    waiting = asyncio.ensure_future(liveness.until_hung(f"unix:{tmp_path}/lone", 0.05))
+    def seen() -> None:
+        pytest.fail("nobody answered")
+
+    waiting = asyncio.ensure_future(liveness.until_hung(f"unix:{tmp_path}/lone", 0.05, seen))
 
     await until(lambda: len(looks) > 3 * liveness._LOOKS)
 

@@ -16,17 +16,19 @@ _LOOKS = 12
 _SILENCE = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 
 
-async def until_hung(address: str, hung_s: float) -> None:
+async def until_hung(address: str, hung_s: float, on_answer: Callable[[], None]) -> None:
     """Returns when the service at `address` has not answered for `hung_s` seconds.
 
-    It is asked for its health, on its event loop; whatever it says is a sign of life.
+    It is asked for its health, on its event loop; whatever it says is a sign of life, and told.
     """
     async with connect(address) as channel:
         health = cast("Any", health_pb2_grpc).HealthStub(channel)
-        await until_silent(partial(_answers, health), hung_s)
+        await until_silent(partial(_answers, health), hung_s, on_answer)
 
 
-async def until_silent(answers: Callable[[float], Awaitable[bool]], hung_s: float) -> None:
+async def until_silent(
+    answers: Callable[[float], Awaitable[bool]], hung_s: float, on_answer: Callable[[], None]
+) -> None:
     """Returns when `answers`, given the seconds that it has, was False for `hung_s` seconds.
 
     What has never answered is starting, however long. Silence is counted in looks, so that it is
@@ -37,6 +39,7 @@ async def until_silent(answers: Callable[[float], Awaitable[bool]], hung_s: floa
     while silent is None or silent < _LOOKS:
         answered, _ = await asyncio.gather(answers(look_s), asyncio.sleep(look_s))
         if answered:
+            on_answer()
             silent = 0
         elif silent is not None:
             silent += 1

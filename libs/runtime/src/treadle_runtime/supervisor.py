@@ -30,6 +30,9 @@ _LONGEST_DELAY_S = 15.0
 _STEADY_S = 30.0
 """A child that lived this long starts its count of deaths anew."""
 _MOST_DEATHS = 6
+_MOST_OF_PROVEN = 20
+"""The same, of a child that answered in one of its lives: what ends it now, a full disk or a server
+that is away, may pass."""
 _LAST_WORDS = 2000
 
 HUNG_S = 60.0
@@ -64,6 +67,12 @@ class Child:
     """The life that goes on; -1 between two."""
     deaths: int = 0
     """In a row, each after a short life."""
+    failures: int = 0
+    """In a row, each after a short life that never answered."""
+    answered: bool = False
+    """In this life."""
+    proven: bool = False
+    """It has answered, in whatever life."""
     restarts: int = 0
     killed: bool = False
     """The supervisor sent this life SIGKILL."""
@@ -152,15 +161,18 @@ class Supervisor:
             death = await self._live(child)
             if death is None:
                 break
-            child.deaths = 1 if death.lived_s > _STEADY_S else child.deaths + 1
+            steady = death.lived_s > _STEADY_S
+            child.deaths = 1 if steady else child.deaths + 1
+            child.failures = 1 if steady or child.answered else child.failures + 1
             self._tracker.log("death", death.row())
             if child.stopping:
                 if death.code != -signal.SIGTERM:  # told to end before it could say that it did
                     log.warning("%s", death)
                 break
-            if death.code == BAD_CONFIGURATION or child.deaths >= _MOST_DEATHS:
+            most = _MOST_OF_PROVEN if child.proven else _MOST_DEATHS
+            if death.code == BAD_CONFIGURATION or child.deaths >= most:
                 raise ChildFailedError(f"{death}; its last words:\n{_last_words(child)}")
-            delay_s = min(_FIRST_DELAY_S * 2 ** (child.deaths - 1), _LONGEST_DELAY_S)
+            delay_s = min(_FIRST_DELAY_S * 2 ** (child.failures - 1), _LONGEST_DELAY_S)
             log.warning("%s; restarted in %.1f s", death, delay_s)
             await asyncio.sleep(delay_s)
             child.restarts += 1
@@ -171,7 +183,7 @@ class Supervisor:
         notes, kills, began = last_call.opened(), deaths.memory_kills(), time.monotonic()
         process = _started(child, notes)
         child.pidfd = os.pidfd_open(process.pid)
-        child.killed = child.hung = False
+        child.killed = child.hung = child.answered = False
         try:
             self._tracker.log(
                 "start",
@@ -209,7 +221,7 @@ class Supervisor:
     async def _until_ended(self, child: Child) -> None:
         """Waits for its end, and brings it about when it hangs, unless it is to end anyway."""
         waits = [asyncio.ensure_future(_readable(child.pidfd))]
-        if hangs := self._hangs(child.spec):
+        if hangs := self._hangs(child):
             waits.append(asyncio.ensure_future(hangs))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -222,14 +234,18 @@ class Supervisor:
             for wait in waits:
                 wait.cancel()
 
-    def _hangs(self, spec: ChildSpec) -> Coroutine[Any, Any, None] | None:
+    def _hangs(self, child: Child) -> Coroutine[Any, Any, None] | None:
         """Returns once a child hangs; None where nobody asks."""
-        if spec.address:
-            return liveness.until_hung(spec.address, self._hung_s)
-        if spec.answers is None:
+
+        def answered() -> None:
+            child.answered = child.proven = True
+
+        if child.spec.address:
+            return liveness.until_hung(child.spec.address, self._hung_s, answered)
+        if child.spec.answers is None:
             return None
-        ask = spec.answers
-        return liveness.until_silent(lambda _: asyncio.to_thread(ask), self._hung_s)
+        ask = child.spec.answers
+        return liveness.until_silent(lambda _: asyncio.to_thread(ask), self._hung_s, answered)
 
 
 def _started(child: Child, notes: int) -> "subprocess.Popen[bytes]":
