@@ -66,6 +66,7 @@ async def test_killed_between_any_two_calls_a_run_ends_in_the_same_weights(make_
         await run.finish(run.trainer())
         assert run.weights() == whole.weights(), kill_at
         assert run.experience.trained_step == 1, kill_at
+        assert {row["step"] for row in run.rows() if row["name"] == "step"} == {1}, kill_at
         steps = [checkpoint.step for checkpoint in run.experience.lineage]
         assert steps == sorted(set(steps)), kill_at
         assert steps[-1] == 1, kill_at

@@ -53,6 +53,7 @@ class Trainer:
         self._started = surroundings.clock()
         self._waiting_since: float | None = None
         self._waited_s = 0.0
+        self._commit_s = 0.0
         self._epoch = 0
         self._step = 0
         self._hand_backs = 0
@@ -203,18 +204,21 @@ class Trainer:
             )
             failpoint("trainer.step.after_report")
             self._step, self._hand_backs = step, 0
-            await self._commit_if_due(wanted=wanted or claim.last)
             publishing = clock()
             published = await self._publish_if_due(trace.trace_id, last=claim.last)
+            digests = {"members_digest": claim.members_digest}
             if published is not None:
                 trace.published(published.version)
                 metrics["version"] = published.version
-        metrics["publish_s"] = clock() - publishing
-        metrics["tokens_per_s"] = metrics["tokens"] / (wait_s + clock() - began)
-        digests = {"members_digest": claim.members_digest}
-        if published is not None:
-            digests["weights_digest"] = published.weights_digest
-        self._with.tracker.log("step", {"step": step, **metrics, **digests})
+                digests["weights_digest"] = published.weights_digest
+            metrics["publish_s"] = clock() - publishing
+            step_s = wait_s + self._commit_s + clock() - began
+            metrics["tokens_per_s"] = metrics["tokens"] / step_s
+            # Before its checkpoint: a step that will not be trained again has its row.
+            self._with.tracker.log("step", {"step": step, **metrics, **digests})
+            committing = clock()
+            await self._commit_if_due(wanted=wanted or claim.last)
+            self._commit_s = clock() - committing
 
     def _train_together(self, claim: Claim, step: int) -> tuple[StepResult, float]:
         """Trains with the followers; returns what came of it, and seconds that reading took."""
