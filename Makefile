@@ -63,6 +63,7 @@ demo: setup  ## The main job: train a tool-using policy on the four services
 bench: setup  ## Speed against bare loops, of the ledger, and what asynchrony and an adaptive window gain
 	python services/rollout/benches/engine.py
 	python services/trainer/benches/step.py
+	python services/trainer/benches/packing.py
 	python services/trainer/benches/fetch.py
 	python services/experience/benches/throughput.py
 	python services/experience/benches/window.py

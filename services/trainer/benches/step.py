@@ -68,7 +68,8 @@ def main() -> int:
 def _measure(folder: Path, options: argparse.Namespace) -> Sequence[Measure]:
     groups = _groups(int(SIZES[options.size]["vocab_size"]))
     backend = SingleBackend(folder, betas=BETAS, device=options.device)
-    bare = Bare(folder, groups, options.device)
+    examples = [example for group in groups for example in weigh(group, Grpo())]
+    bare = Bare(folder, pack(examples, max_tokens=MICROBATCH_TOKENS), options.device)
     clock = time.process_time if options.device == "cpu" else time.perf_counter
     seconds: dict[str, list[float]] = {"trainer": [], "bare": []}
     for round_ in range(options.rounds + 1):
@@ -157,21 +158,25 @@ class Rows:
 class Bare:
     """The same step with nothing around it."""
 
-    def __init__(self, folder: Path, groups: Sequence[Group], device: str) -> None:
+    def __init__(self, folder: Path, batches: Sequence[MicroBatch], device: str) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         )
         self.model = model.to(device).eval()
-        examples = [example for group in groups for example in weigh(group, Grpo())]
-        self._tokens = sum(example.num_trained for example in examples)
-        packed = pack(examples, max_tokens=MICROBATCH_TOKENS)
-        self._rows = [Rows.of(each, device) for each in packed]
+        self._rows = [Rows.of(each, device) for each in batches]
+        self._tokens = sum(len(rows.targets) for rows in self._rows)
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), LEARNING_RATE, BETAS, weight_decay=0.0, fused=True
         )
 
     def step(self) -> None:
         """Forward, loss, backward, clip, update."""
+        self.gather()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def gather(self) -> None:
+        """All of it but the update."""
         for rows in self._rows:
             output = self.model(input_ids=rows.token_ids, use_cache=False)
             logits = output.logits.flatten(0, 1)[rows.places]
@@ -181,8 +186,6 @@ class Bare:
             gain = torch.minimum(ratio * rows.advantages, clipped * rows.advantages)
             (-gain.sum() / self._tokens).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
 
 
 def _check(backend: SingleBackend, bare: Bare) -> None:

@@ -97,6 +97,18 @@ def test_every_plugin_of_the_trainer_can_be_built():
         pytest.param("no_progress_s=0", "no_progress_s", id="an-alarm-always"),
         pytest.param("microbatch_tokens=0", "microbatch_tokens", id="no-tokens"),
         pytest.param("ranks=0", "ranks", id="no-rank"),
+        pytest.param("shaping.stop_properly=2", "shaping.stop_properly", id="truncation-pays"),
+        pytest.param("shaping.clip=[1, 0]", "clip: expected the least reward first", id="clip"),
+        pytest.param(
+            "shaping.overlong={max_tokens: 4, buffer: 8}",
+            "buffer: expected at most max_tokens 4, got 8",
+            id="long-ramp",
+        ),
+        pytest.param(
+            "shaping={stop_properly: 0, overlong: {max_tokens: 4, buffer: 2}}",
+            "stop_properly: expected none beside overlong",
+            id="two-ways-to-shape",
+        ),
         pytest.param("rank_timeout_s=0", "rank_timeout_s", id="no-time"),
         pytest.param("prefetch_bytes=-1", "prefetch_bytes", id="less-than-nothing"),
         pytest.param("optimizer.betas=[1.0, 0.9]", "optimizer.betas", id="betas"),

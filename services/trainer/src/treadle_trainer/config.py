@@ -86,6 +86,46 @@ class KlConfig(Config):
         return self
 
 
+class OverlongConfig(Config):
+    """A ramp: what an episode loses whose longest segment nears a limit."""
+
+    max_tokens: int = Field(gt=0)
+    """Tokens of the longest segment, prompt and observations included, at which all is lost."""
+    buffer: int = Field(gt=0)
+    """Tokens before that, over which it is lost more and more."""
+    factor: Finite = Field(default=1.0, gt=0)
+    """Reward lost at the end of the ramp."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.buffer > self.max_tokens:
+            raise ValueError(
+                f"buffer: expected at most max_tokens {self.max_tokens}, got {self.buffer}"
+            )
+        return self
+
+
+class ShapingConfig(Config):
+    """What is made of rewards before advantages, once an episode: shape, then clip."""
+
+    overlong: OverlongConfig | None = None
+    stop_properly: Finite | None = Field(default=None, le=1)
+    """What a truncated episode keeps of its reward; below 0, what it gets instead."""
+    clip: tuple[Finite, Finite] | None = None
+    """Least and greatest reward."""
+
+    @model_validator(mode="after")
+    def _means_something(self) -> Self:
+        if self.overlong is not None and self.stop_properly is not None:
+            raise ValueError(
+                "stop_properly: expected none beside overlong, since both are for episodes that do"
+                " not end"
+            )
+        if self.clip is not None and self.clip[0] > self.clip[1]:
+            raise ValueError(f"clip: expected the least reward first, got {list(self.clip)}")
+        return self
+
+
 class TrainerConfig(ServiceConfig):
     """The trainer: its peers, its plugins, and how often it saves."""
 
@@ -96,6 +136,7 @@ class TrainerConfig(ServiceConfig):
     optimizer: OptimizerConfig
     advantage: AdvantageConfig = PluginConfig(name="grpo")
     """Plugin of `treadle.advantages`."""
+    shaping: ShapingConfig | None = None
     loss: LossConfig = PluginConfig(name="ppo_clip")
     """Plugin of `treadle.losses`."""
     aggregation: AggregationConfig = PluginConfig(name="token_mean")

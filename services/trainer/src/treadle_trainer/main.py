@@ -26,10 +26,11 @@ from treadle_trainer.adapters.payload_reader import StoredPayloads
 from treadle_trainer.adapters.process_group import use_gpu
 from treadle_trainer.adapters.refit_client import RefitClient
 from treadle_trainer.checkpoints import NoValidCheckpointError
-from treadle_trainer.config import TrainerConfig
+from treadle_trainer.config import ShapingConfig, TrainerConfig
 from treadle_trainer.core.kl import Kl
 from treadle_trainer.core.objective import Objective
 from treadle_trainer.core.schedule import Schedule
+from treadle_trainer.core.shaping import Overlong, Shaping
 from treadle_trainer.core.step import StepSettings
 from treadle_trainer.launch import Children, Place
 from treadle_trainer.loop import Trainer
@@ -153,7 +154,10 @@ def recipe_of(config: TrainerConfig) -> Recipe:
         loss=plugins.build("treadle.losses", config.loss),
         schedule=Schedule(optimizer.learning_rate, optimizer.warmup_steps),
         settings=StepSettings(
-            config.microbatch_tokens, optimizer.max_grad_norm, objective_of(config)
+            config.microbatch_tokens,
+            optimizer.max_grad_norm,
+            objective_of(config),
+            shaping_of(config.shaping),
         ),
         build_backend=build_backend,
         publish_every=config.publish_every,
@@ -171,6 +175,14 @@ def objective_of(config: TrainerConfig) -> Objective:
         kl=Kl(kl.coefficient, kl.estimator, kl.reference) if kl else None,
         entropy_bonus=config.entropy_bonus,
     )
+
+
+def shaping_of(config: ShapingConfig | None) -> Shaping:
+    """What the recipe has made of rewards."""
+    if config is None:
+        return Shaping()
+    overlong = Overlong(**config.overlong.model_dump()) if config.overlong else None
+    return Shaping(overlong, config.stop_properly, config.clip)
 
 
 def surroundings_of(

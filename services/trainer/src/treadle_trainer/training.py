@@ -29,7 +29,7 @@ from treadle_trainer.core.step import (
     NonFiniteStepError,
     StepResult,
     is_finite,
-    is_silent,
+    silent,
     train_step,
 )
 from treadle_trainer.ports import Backend, PayloadReader, Read
@@ -181,9 +181,12 @@ class _Cause:
         self, claim: Claim, groups: Sequence[Group], error: NonFiniteStepError
     ) -> TreadleError:
         """The error to raise; every rank comes to the same."""
-        advantage = self.recipe.advantage
-        pairs = list(zip(claim.tasks, groups, strict=True))
-        trained = [pair for pair in pairs if not is_silent(pair[1], advantage)]
+        recipe = self.recipe
+        says_nothing = silent(
+            groups, advantage=recipe.advantage, settings=recipe.settings, ranks=self.ranks
+        )
+        pairs = zip(claim.tasks, groups, says_nothing, strict=True)
+        trained = [(task, group) for task, group, nothing in pairs if not nothing]
         found = culprits(trained, is_bad=self._is_bad, max_probes=MOST_PROBES)
         members = [episode for task, _ in found for episode in task.episodes]
         said = f"step {self.step}: {error.message}"

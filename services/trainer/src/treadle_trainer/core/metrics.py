@@ -24,6 +24,8 @@ def step_metrics(claim: Claim, result: StepResult, *, step: int) -> dict[str, fl
     }
     if rewards:
         metrics["reward"] = sum(rewards) / len(rewards)
+    if result.reward_shaped is not None:
+        metrics["reward_shaped"] = result.reward_shaped
     if result.num_trained:
         metrics |= {name: value / result.num_trained for name, value in result.sums.items()}
         metrics |= result.spreads

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from treadle_core.episodes import Episode, Group
 from treadle_trainer.core.advantages import Advantage
 from treadle_trainer.core.claims import Claim, ClaimedEpisode
-from treadle_trainer.core.step import is_silent
+from treadle_trainer.core.weighing import rewards_of
 
 
 def share_out(claim: Claim, advantage: Advantage, num_ranks: int) -> list[int]:
@@ -13,7 +13,8 @@ def share_out(claim: Claim, advantage: Advantage, num_ranks: int) -> list[int]:
     enters: list[bool] = []
     for task in claim.tasks:
         group = Group(task.task_id, tuple(map(unread, task.episodes)))
-        enters += [not is_silent(group, advantage)] * len(task.episodes)
+        # By rewards as they are: who enters by their shaping changes no more than the balance.
+        enters += [bool(advantage(rewards_of([group])).enters.any())] * len(task.episodes)
     ranks = [0] * len(enters)
     for which in (True, False):
         places = [place for place, each in enumerate(enters) if each is which]

@@ -16,7 +16,8 @@ from treadle_trainer.core.losses import Loss
 from treadle_trainer.core.objective import Denominators, LossTerm, Measured, Objective
 from treadle_trainer.core.packing import Example, MicroBatch, pack
 from treadle_trainer.core.ranks import ALONE, Ranks
-from treadle_trainer.core.weighing import Weighed, rewards_of, weigh_step
+from treadle_trainer.core.shaping import Shaping
+from treadle_trainer.core.weighing import Weighed, weigh_step
 from treadle_trainer.ports import Backend
 
 QUANTILES = {"ratio_p01": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99, "ratio_max": 1.0}
@@ -40,6 +41,8 @@ class StepSettings:
     """Global norm that the gradient is clipped to."""
     objective: Objective = field(default_factory=Objective)
     """What the losses of tokens become part of."""
+    shaping: Shaping = field(default_factory=Shaping)
+    """What is made of rewards before advantages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class StepResult:
     """Groups of which no episode entered: equal rewards, or too few."""
     num_media: int = 0
     """Segments that would have entered, and show media: no backend here sees any."""
+    reward_shaped: float | None = None
+    """Mean of the shaped rewards; None where rewards are not shaped, or there are none."""
     sums: Mapping[str, float] = field(default_factory=dict[str, float])
     """Sums over those tokens: `entropy`, in nats, and those of loss and objective."""
     spreads: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -82,14 +87,15 @@ def train_step(
         NonFiniteStepError: before any parameter was changed; the gradient is forgotten.
         InvalidFieldError: a segment cannot be trained.
     """
-    weighed = weigh_step(groups, advantage, settings.objective.aggregation, ranks)
+    weighed = _weighed(groups, advantage, settings, ranks)
     result = _gather(backend, weighed, loss=loss, settings=settings, ranks=ranks)
     if result.num_trained:
         backend.update(learning_rate)
     return replace(
         result,
-        num_silent=sum(is_silent(group, advantage) for group in groups),
+        num_silent=sum(weighed.silent),
         num_media=weighed.num_media,
+        reward_shaped=weighed.reward_shaped if settings.shaping.shapes else None,
         spreads={**result.spreads, **weighed.spreads} if result.num_trained else {},
     )
 
@@ -104,7 +110,7 @@ def is_finite(
     ranks: Ranks = ALONE,
 ) -> bool:
     """Whether loss and gradient of these groups alone are numbers. Changes no parameter."""
-    weighed = weigh_step(groups, advantage, settings.objective.aggregation, ranks)
+    weighed = _weighed(groups, advantage, settings, ranks)
     try:
         _gather(backend, weighed, loss=loss, settings=settings, ranks=ranks)
     except NonFiniteStepError:
@@ -113,9 +119,22 @@ def is_finite(
     return True
 
 
-def is_silent(group: Group, advantage: Advantage) -> bool:
-    """Whether no episode of the group enters the loss."""
-    return not advantage(rewards_of([group])).enters.any()
+def silent(
+    groups: Sequence[Group],
+    *,
+    advantage: Advantage,
+    settings: StepSettings,
+    ranks: Ranks = ALONE,
+) -> tuple[bool, ...]:
+    """Of each group of a step, whether no episode of it enters the loss."""
+    return _weighed(groups, advantage, settings, ranks).silent
+
+
+def _weighed(
+    groups: Sequence[Group], advantage: Advantage, settings: StepSettings, ranks: Ranks
+) -> Weighed:
+    aggregation = settings.objective.aggregation
+    return weigh_step(groups, advantage, aggregation, ranks, shaping=settings.shaping)
 
 
 def update(

@@ -12,13 +12,14 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle_core.episodes import Group
+from treadle_core.episodes import Group, Termination
 from treadle_trainer.core.advantages import Advantage
 from treadle_trainer.core.aggregations import Aggregation, Shares, Window
 from treadle_trainer.core.aggregations.token_mean import TokenMean
 from treadle_trainer.core.objective import Denominators
 from treadle_trainer.core.packing import Example
 from treadle_trainer.core.ranks import ALONE, Ranks
+from treadle_trainer.core.shaping import Shaping
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ class Weighed:
     """Segments of all ranks that would have entered, and show media."""
     spreads: Mapping[str, float] = field(default_factory=dict[str, float])
     """Of the advantages, as `StepResult.spreads`."""
+    silent: tuple[bool, ...] = ()
+    """Of each group: no episode of it enters the loss."""
+    reward_shaped: float | None = None
+    """Mean of the rewards that advantages were made of; None where there is none."""
 
 
 def weigh_step(
@@ -40,6 +45,8 @@ def weigh_step(
     advantage: Advantage,
     aggregation: Aggregation,
     ranks: Ranks = ALONE,
+    *,
+    shaping: Shaping = Shaping(),  # noqa: B008, frozen
 ) -> Weighed:
     """Weighs the segments of this rank's episodes, counted over the episodes of all ranks.
 
@@ -49,13 +56,18 @@ def weigh_step(
     numbers = np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups])
     own = [(place, s) for place, episode in enumerate(episodes) for s in episode.segments]
     seen = [(place, segment) for place, segment in own if not segment.media]
-    shown = [(place, segment.num_trained) for place, segment in own if segment.media]
-    said = [[(place, segment.num_trained) for place, segment in seen], shown]
+    shown = [(place, segment) for place, segment in own if segment.media]
+    said = [[(place, s.num_trained, s.num_tokens) for place, s in part] for part in (seen, shown)]
     told = [json.loads(each) for each in ranks.gather(json.dumps(said).encode())]
-    owners, tokens = _columns(chain.from_iterable(rows for rows, _ in told))
+    owners, tokens, _ = _columns(chain.from_iterable(rows for rows, _ in told))
     size = len(episodes)
-    found = advantage(
+    rewards = shaping(
         rewards_of(groups),
+        _longest(_columns(chain.from_iterable(chain.from_iterable(told))), size),
+        np.array([e.termination is Termination.TRUNCATED for e in episodes], np.bool_),
+    )
+    found = advantage(
+        rewards,
         numbers,
         np.bincount(owners, tokens, size).astype(np.int64),
         np.bincount(owners, minlength=size),
@@ -73,8 +85,10 @@ def weigh_step(
     return Weighed(
         examples,
         Denominators(aggregation.normaliser(window), window.num_tokens),
-        sum(bool(enters[place]) and count > 0 for place, count in media),
+        sum(bool(enters[place]) and count > 0 for place, count, _ in media),
         _spreads(found.values[enters]),
+        tuple(not enters[numbers == group].any() for group in range(len(groups))),
+        float(np.nanmean(rewards)) if not np.isnan(rewards).all() else None,
     )
 
 
@@ -104,9 +118,17 @@ def rewards_of(groups: Sequence[Group]) -> NDArray[np.float64]:
     return np.array([math.nan if e.reward is None else e.reward for e in episodes], np.float64)
 
 
-def _columns(rows: Iterable[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    table = np.array([*rows], np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
+def _columns(rows: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Places, trained tokens and tokens of segments, [3, S]."""
+    return np.array([*rows], np.int64).reshape(-1, 3).T
+
+
+def _longest(columns: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Tokens of the longest segment of each episode, [n]."""
+    places, _, tokens = columns
+    longest = np.zeros(size, np.int64)
+    np.maximum.at(longest, places, tokens)
+    return longest
 
 
 def _spreads(values: NDArray[np.floating]) -> dict[str, float]:
