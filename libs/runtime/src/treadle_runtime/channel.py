@@ -26,7 +26,7 @@ OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
     # A service that comes back elsewhere under its name is found at once, not after 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     # A peer whose host is gone sends nothing, and some calls may wait for minutes.

@@ -19,13 +19,16 @@ _LOOK_S = 1.0
 
 _NEXT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _FENCED = "WRITER_FENCED"
+_DETAILS = "grpc-status-details-bin"
+"""What a service that was reached says more than a status in."""
 
 
 class FailoverChannel(grpc.aio.Channel):
     """Calls that are answered once, over several channels. Streams stay with the first that serves.
 
-    A call that failed is the caller's to repeat, and goes elsewhere then. One that another address
-    is found to serve by now is made again there, so that a keyed mutation may execute twice.
+    A call that an address does not take is made once at each other one before it is the caller's
+    to repeat; one that another address is found to serve by now is made again there. So a keyed
+    mutation may execute twice.
     """
 
     def __init__(self, channels: Sequence[grpc.aio.Channel]) -> None:
@@ -102,6 +105,7 @@ class _Method:
 
     async def __call__(self, request: Any, *, timeout: float | None = None, **options: Any) -> Any:
         until = None if timeout is None else time.monotonic() + timeout
+        refused = 0
         while True:
             place = self._channel.current
             left_s = None if until is None else max(0.0, until - time.monotonic())
@@ -114,9 +118,13 @@ class _Method:
                 else:
                     return running.result()
             except grpc.aio.AioRpcError as error:
-                if error.code() in _NEXT or _FENCED in str(error.trailing_metadata()):
+                said = str(error.trailing_metadata())
+                if error.code() in _NEXT or _FENCED in said:
                     self._channel.leave(place)
-                raise
+                refused += 1
+                nobody = error.code() is grpc.StatusCode.UNAVAILABLE and _DETAILS not in said
+                if not nobody or refused == len(self._calls):
+                    raise
             finally:
                 running.cancel()
 

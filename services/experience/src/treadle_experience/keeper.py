@@ -10,10 +10,11 @@ and deadlines stand still, and what was decided is kept and tried again until th
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
@@ -44,6 +45,18 @@ Clock = Callable[[], float]
 """Monotonic seconds."""
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is looked for: what is loaded stays, and to look at it again and again is slow."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Keeper:
     """The only writer of one run. `write` and `sweep` have to run beside the calls."""
 
@@ -69,7 +82,8 @@ class Keeper:
         self._epoch = ledger.acquire(run.rules.run_id)
         failpoint("experience.start.after_acquire")
         # The whole of it before any, so that a ledger that cannot be read leaves the run as it is.
-        self._length = run.load(list(ledger.load()))
+        with _uncollected():
+            self._length = run.load(list(ledger.load()))
         self._leases = Leases(run.rules.lease_s, run.rules.deadline_s)
         self._leases.start(run.state, clock())
         self._queue = run.take()

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _COUNTS_EVERY_S = 5.0
 _BEAT_S = 1.0
-_WAIT_S = 0.1
+_WAIT_S = 0.05
 """How often one that stands by looks whether it may write."""
 
 
