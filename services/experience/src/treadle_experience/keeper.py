@@ -14,7 +14,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
@@ -46,7 +46,7 @@ Clock = Callable[[], float]
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _uncollected() -> Generator[None]:
     """No garbage is looked for: what is loaded stays, and to look at it again and again is slow."""
     enabled = gc.isenabled()
     gc.disable()
