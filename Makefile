@@ -119,8 +119,12 @@ clients: setup  ## Agents that are trained unmodified: each does its task, and i
 	npm install --prefix .clients/npm --no-audit --no-fund --loglevel=error
 	python tests/clients/main.py
 
-bench-gateway: setup  ## Time and CPU of the gateway beside a bare pass-through
-	python libs/gateway/benches/gateway.py
+# MOLT, a wheel's folder, MOLT_PYTHON, LITELLM_PYTHON and LIGHTNING_PYTHON name peers: libs/gateway/benches/peers.
+bench-gateway: setup  ## Time and CPU of the gateway beside a bare pass-through, and beside peers
+	python libs/gateway/benches/gateway.py \
+		$(if $(MOLT),--molt $(MOLT) --molt-python $(MOLT_PYTHON)) \
+		$(if $(LITELLM_PYTHON),--litellm-python $(LITELLM_PYTHON)) \
+		$(if $(LIGHTNING_PYTHON),--lightning-python $(LIGHTNING_PYTHON))
 
 fuzz-gateway: setup  ## Random conversations against a simple model of the tree, and malformed requests
 	python tools/fuzz_gateway.py

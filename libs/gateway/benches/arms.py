@@ -88,6 +88,8 @@ class Arm:
     replica: Process | None = None
     counts: bool = False
     """As its doors."""
+    captures: bool = True
+    """The replica says what it captured, token by token."""
 
     @property
     def port(self) -> int:
@@ -108,7 +110,7 @@ class Arm:
 
     async def close(self, doors: Sequence[Door], chats: Sequence[Chat]) -> None:
         """Ends the sessions. Raises ValueError where a capture is not what was said."""
-        if self.replica is None:
+        if self.replica is None or not self.captures:
             return
         order = {"end": [door.session for door in doors]}
         captures = await asyncio.to_thread(self.replica.order, order)
@@ -245,6 +247,13 @@ def molt_arm(stack: ExitStack, python: str, wheel: str, model: str, engine: str)
     file, root = Path(__file__).parent / "peers" / "molt.py", engine.removesuffix("v1")
     peer = _started(stack, Process(root, wheel, model, python=python, file=str(file)))
     return Arm("molt", peer.pid, replica=peer)
+
+
+def proxy_arm(stack: ExitStack, kind: str, python: str, engine: str) -> Arm:
+    """A public proxy before an engine, whose `/v1` is given; it captures no tokens."""
+    file = Path(__file__).parent / "peers" / "proxies.py"
+    peer = _started(stack, Process(kind, engine, python=python, file=str(file)))
+    return Arm(kind, peer.said["worker"], replica=peer, captures=False)
 
 
 def prober(stack: ExitStack) -> Process:

@@ -8,6 +8,7 @@ captured is compared with what was said, token for token. The arms:
 * gateway: a worker of the gateway, and behind its line a replica whose policy has the same pace.
 * floor: a process that reads bodies, parses them as the wire does and hashes every message.
 * molt: the chat server of that peer before the same engine; see peers/README.md.
+* litellm, lightning: public proxies before the same engine, which capture text or nothing.
 
 A stream of the gateway says a token at most 20 ms after it was sampled, and all that came until
 then at once; the pass-through hands on each.
@@ -29,7 +30,17 @@ from contextlib import ExitStack
 from typing import Any
 
 import aiohttp
-from arms import Arm, Clients, Took, cpu_seconds, engine_arms, floor_arm, molt_arm, prober
+from arms import (
+    Arm,
+    Clients,
+    Took,
+    cpu_seconds,
+    engine_arms,
+    floor_arm,
+    molt_arm,
+    prober,
+    proxy_arm,
+)
 
 from treadle_runtime.measures import Measure, report
 
@@ -146,6 +157,29 @@ class Bench:
         took = await self._rounds((peer, arms["gateway"]), sessions=4, turns=8)
         yield _ratio("capture_cpu_over_molt", _cpu_ms(took), "molt", "< 0.5")
 
+    async def litellm(self) -> AsyncIterator[Measure]:
+        """The same beside LiteLLM's proxy."""
+        async for measure in self._beside("litellm", self._args.litellm_python):
+            yield measure
+
+    async def lightning(self) -> AsyncIterator[Measure]:
+        """The same beside Agent Lightning's server."""
+        async for measure in self._beside("lightning", self._args.lightning_python):
+            yield measure
+
+    async def _beside(self, kind: str, python: str) -> AsyncIterator[Measure]:
+        if not python:
+            sys.stderr.write(
+                f"LEFT OUT: {kind}. It needs the peer: see peers/README.md, then name it with"
+                f" --{kind}-python PYTHON.\n"
+            )
+            return
+        arms = engine_arms(self._stack, at_once=False)
+        peer = proxy_arm(self._stack, kind, python, arms["direct"].url)
+        took = await self._rounds((peer, arms["gateway"]), sessions=4, turns=8)
+        yield _ratio(f"capture_cpu_over_{kind}", _cpu_ms(took), kind, "none")
+        yield _ratio(f"seconds_over_{kind}", _seconds(took), kind, "none")
+
     async def _rounds(
         self, arms: Iterable[Arm], *, sessions: int, turns: int, stream: bool = False
     ) -> dict[str, list[Took]]:
@@ -160,7 +194,7 @@ class Bench:
         return took
 
 
-PARTS = ("stream", "json", "growth", "crowd", "rate", "molt")
+PARTS = ("stream", "json", "growth", "crowd", "rate", "molt", "litellm", "lightning")
 
 
 def _seconds(took: dict[str, list[Took]]) -> dict[str, list[float]]:
@@ -211,6 +245,8 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=64, help="of each chat of the crowd")
     parser.add_argument("--molt", default="", help="folder of the peer's unpacked wheel")
     parser.add_argument("--molt-python", default=sys.executable, help="that has what it needs")
+    parser.add_argument("--litellm-python", default="", help="of an environment that has it")
+    parser.add_argument("--lightning-python", default="", help="likewise")
     args = parser.parse_args()
     parts = args.only.split(",")
     return report(each for part in parts for each in asyncio.run(measure(args, part)))
