@@ -15,6 +15,8 @@ from treadle_trainer.core.step import StepSettings
 from treadle_trainer.loop import MOST_HAND_BACKS
 from treadle_trainer.training import StepFailedError
 
+pytestmark = pytest.mark.component
+
 LOST, QUARANTINED = FaultReason.PAYLOAD_LOST, FaultReason.QUARANTINED
 MIXED = (1.0, 0.0)
 ABSENT = PayloadReference.of(b"nobody has these bytes")

@@ -18,6 +18,8 @@ from treadle_trainer.adapters.local_checkpoints import LocalCheckpoints
 from treadle_trainer.core.status import Phase
 from treadle_trainer.ports import CheckpointStoreFullError
 
+pytestmark = pytest.mark.component
+
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -11,6 +11,8 @@ from treadle_trainer.adapters.in_memory import MemoryRefit, VersionEndedError
 from treadle_trainer.core.status import Phase
 from treadle_weights.transport import ArenaFullError
 
+pytestmark = pytest.mark.component
+
 SILENT = ((1.0, 1.0), (0.0, 0.0))
 """Rewards that say nothing: the step changes no parameter."""
 
