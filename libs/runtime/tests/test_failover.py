@@ -69,6 +69,20 @@ async def test_whichever_serves_is_found(serve, addresses, place) -> None:
         assert await check(channel) == NOT_SERVING
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_one_call_goes_round_until_an_address_takes_it(serve, addresses, place) -> None:
+    await serve(addresses[place], NOT_SERVING)
+
+    async with connect(addresses) as channel:
+        assert await check(channel, budget_s=0.0) == NOT_SERVING
+
+
+async def test_a_call_that_no_address_takes_fails(addresses) -> None:
+    async with connect(addresses) as channel:
+        with pytest.raises(RemoteError, match="UNAVAILABLE"):
+            await check(channel, budget_s=0.0)
+
+
 async def test_one_that_ended_is_left_for_its_successor(serve, addresses) -> None:
     first = await serve(addresses[0], NOT_SERVING)
     async with connect(addresses) as channel:

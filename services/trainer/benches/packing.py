@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from step import BETAS, GROUP_SIZE, LEARNING_RATE, MAX_NORM, SIZES, TASKS, Bare
+from step import BETAS, LEARNING_RATE, MAX_NORM, PROMPT, SIZES, Bare, groups_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
-from treadle_core.episodes import Episode, Group, Segment, Termination
 from treadle_runtime.measures import Measure, report
 from treadle_trainer.adapters.single import SingleBackend
 from treadle_trainer.core.advantages.grpo import Grpo
@@ -73,7 +72,7 @@ def main() -> int:
 
 
 def _measures(folder: Path, options: argparse.Namespace) -> Sequence[Measure]:
-    groups = _groups(int(SIZES[options.size]["vocab_size"]))
+    groups = groups_of(int(SIZES[options.size]["vocab_size"]), _length)
     examples = [example for group in groups for example in weigh(group, Grpo())]
     orders = {"padded": examples, "sorted": sorted(examples, key=lambda e: -e.num_tokens)}
     batches = {name: [*_padded(order)] for name, order in orders.items()}
@@ -155,34 +154,9 @@ def _difference(ours: dict[str, Tensor], bare: Bare) -> float:
     return (apart / norm) ** 0.5
 
 
-def _groups(vocabulary: int) -> list[Group]:
-    rng = np.random.default_rng(0)
-    return [
-        Group(
-            f"task-{task}",
-            tuple(
-                Episode((_segment(rng, vocabulary),), float(index % 2), Termination.FINISHED)
-                for index in range(GROUP_SIZE)
-            ),
-        )
-        for task in range(TASKS)
-    ]
-
-
-def _segment(rng: np.random.Generator, vocabulary: int) -> Segment:
-    """A prompt of eight tokens, and what was sampled after it."""
+def _length(rng: np.random.Generator) -> int:
     drawn = float(rng.lognormal(math.log(MEDIAN), SIGMA))
-    length = min(max(int(drawn), 12), LONGEST)
-    sampled = np.arange(length) >= 8
-    versions = np.where(sampled, 1, -1).astype(np.int32)
-    return Segment(
-        token_ids=rng.integers(vocabulary, size=length).astype(np.int32),
-        sampled=sampled,
-        trained=sampled.copy(),
-        logprobs=np.where(sampled, -np.log(vocabulary), 0).astype(np.float32),
-        policy_version=versions,
-        context_version=versions.copy(),
-    )
+    return min(max(int(drawn), PROMPT + 4), LONGEST)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "5M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "vocab_size": 1024,
            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32},
 }  # fmt: skip
-TASKS, GROUP_SIZE, LONGEST = 16, 8, 60
+TASKS, GROUP_SIZE, LONGEST, PROMPT = 16, 8, 60, 12
 MICROBATCH_TOKENS = 1024
 BETAS, LEARNING_RATE, MAX_NORM = (0.9, 0.95), 1e-4, 1.0
 GOAL = ">= 0.9"
@@ -66,7 +66,10 @@ def main() -> int:
 
 
 def _measure(folder: Path, options: argparse.Namespace) -> Sequence[Measure]:
-    groups = _groups(int(SIZES[options.size]["vocab_size"]))
+    groups = groups_of(
+        int(SIZES[options.size]["vocab_size"]),
+        lambda rng: int(rng.integers(LONGEST // 3, LONGEST + 1)),
+    )
     backend = SingleBackend(folder, betas=BETAS, device=options.device)
     examples = [example for group in groups for example in weigh(group, Grpo())]
     bare = Bare(folder, pack(examples, max_tokens=MICROBATCH_TOKENS), options.device)
@@ -104,14 +107,18 @@ def _measure(folder: Path, options: argparse.Namespace) -> Sequence[Measure]:
     return [Measure("trainer_over_bare_loop", ratio, "ratio", GOAL, details)]
 
 
-def _groups(vocabulary: int) -> list[Group]:
-    """Episodes as the demo has them: a prompt, and turns with observations between."""
+def groups_of(vocabulary: int, length: Callable[[np.random.Generator], int]) -> list[Group]:
+    """Episodes of one segment, as long as drawn: a prompt, and what was sampled after it."""
     rng = np.random.default_rng(0)
     return [
         Group(
             f"task-{task}",
             tuple(
-                Episode((_segment(rng, vocabulary),), float(index % 2), Termination.FINISHED)
+                Episode(
+                    (_segment(rng, vocabulary, length(rng)),),
+                    float(index % 2),
+                    Termination.FINISHED,
+                )
                 for index in range(GROUP_SIZE)
             ),
         )
@@ -119,9 +126,8 @@ def _groups(vocabulary: int) -> list[Group]:
     ]
 
 
-def _segment(rng: np.random.Generator, vocabulary: int) -> Segment:
-    length = int(rng.integers(LONGEST // 3, LONGEST + 1))
-    sampled = np.arange(length) >= 12
+def _segment(rng: np.random.Generator, vocabulary: int, length: int) -> Segment:
+    sampled = np.arange(length) >= PROMPT
     versions = np.where(sampled, 1, -1).astype(np.int32)
     return Segment(
         token_ids=rng.integers(vocabulary, size=length).astype(np.int32),

@@ -1,4 +1,4 @@
-"""The control flow of a trainer: acquire, restore, then claim, train, report, commit, publish."""
+"""The control flow of a trainer: acquire, restore, then claim, train, report, publish, commit."""
 
 import asyncio
 import logging
